@@ -1,0 +1,56 @@
+#pragma once
+// What expert parallelism did, counted where it happens. Totals of one training step; the part
+// that was spent in backward is kept beside them.
+
+#include <cstdint>
+#include <utility>
+
+namespace spillway {
+
+struct CounterSet {
+  int64_t prepares = 0;             ///< count exchanges made by a `prepare` of its own
+  int64_t fused_prepares = 0;       ///< count exchanges made inside `prepare_and_dispatch`
+  int64_t forward_dispatches = 0;   ///< transports of rows and gates to the experts
+  int64_t combines = 0;             ///< transports of expert outputs back to their tokens
+  int64_t backward_transports = 0;  ///< `combine_backward` and `dispatch_backward`
+  int64_t host_syncs = 0;           ///< times the host waited for counts of other ranks
+  int64_t all_to_all_bytes = 0;     ///< payload sent to OTHER ranks by this rank
+
+  friend bool operator==(const CounterSet&, const CounterSet&) = default;
+};
+
+/// The field list: one place for sums, output and comparison.
+template <typename Visitor>
+void for_each_counter(Visitor&& visit) {
+  visit("prepares", &CounterSet::prepares);
+  visit("fused_prepares", &CounterSet::fused_prepares);
+  visit("forward_dispatches", &CounterSet::forward_dispatches);
+  visit("combines", &CounterSet::combines);
+  visit("backward_transports", &CounterSet::backward_transports);
+  visit("host_syncs", &CounterSet::host_syncs);
+  visit("all_to_all_bytes", &CounterSet::all_to_all_bytes);
+}
+
+class Counters {
+ public:
+  /// Adds to a total, and to the backward part while a backward pass runs.
+  void add(int64_t CounterSet::*field, int64_t amount = 1) {
+    if (!enabled_) return;
+    total_.*field += amount;
+    if (in_backward_) backward_.*field += amount;
+  }
+  const CounterSet& total() const { return total_; }
+  const CounterSet& backward() const { return backward_; }
+  void reset() { total_ = backward_ = CounterSet{}; }
+  /// The tape says when backward runs; returns the former value.
+  bool set_in_backward(bool value) { return std::exchange(in_backward_, value); }
+  /// Evaluation is not counted; returns the former value.
+  bool set_enabled(bool value) { return std::exchange(enabled_, value); }
+
+ private:
+  CounterSet total_, backward_;
+  bool in_backward_ = false;
+  bool enabled_ = true;
+};
+
+}  // namespace spillway
