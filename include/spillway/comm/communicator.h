@@ -1,0 +1,77 @@
+#pragma once
+// The transport between ranks. Chosen at start-up (self, MPI; NCCL later), few methods, virtual.
+// Collectives of all communicators are issued by one thread, in the same order on every rank.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "spillway/tensor/tensor.h"
+
+namespace spillway::comm {
+
+/// A contiguous run of bytes sent to, or received from, `peer`. Between two ranks the i-th send
+/// matches the i-th receive and must have as many bytes.
+struct Segment {
+  int peer = 0;
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+/// A group of ranks. Errors throw CommError. Every call is a collective of the group unless its
+/// comment says otherwise; a rank with nothing to contribute calls it all the same.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// "self", "mpi", ...
+  virtual std::string name() const = 0;
+
+  /// Every rank gives `bytes` bytes and receives size() * bytes, in rank order.
+  virtual void all_gather(const void* send, void* recv, int64_t bytes) = 0;
+  /// Blobs of any length arrive at rank 0, in rank order; other ranks get an empty list.
+  virtual std::vector<std::vector<std::byte>> gather_to_root(std::span<const std::byte> blob) = 0;
+  /// The blob of rank 0, on every rank. Other ranks' vectors are resized.
+  virtual void broadcast_from_root(std::vector<std::byte>& blob) = 0;
+  /// Moves rows: all sends and receives of this rank at once, straight between the given
+  /// addresses. A segment to oneself is an error (the caller copies). Empty segments are allowed
+  /// and move nothing.
+  virtual void exchange(std::span<const Segment> sends, std::span<const Segment> recvs) = 0;
+  /// In place sum of a f32 or f64 tensor. Addition is in rank order, so the bits are the same on
+  /// every rank and do not depend on a library's algorithm. Implemented over `exchange` and
+  /// `all_gather` in the base class.
+  virtual void all_reduce_sum(Context& ctx, Tensor& values);
+  virtual void barrier() = 0;
+  /// Ranks of equal `color` form a new group, ordered by `key`.
+  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+};
+
+/// A group of one; needs no MPI.
+std::unique_ptr<Communicator> make_self_communicator();
+/// All ranks that mpirun started. MPI must be initialised (see MpiRuntime) and outlive it.
+std::unique_ptr<Communicator> make_mpi_world();
+
+/// Scope of MPI in a process: initialises at construction, finalises at destruction (skipped while
+/// an exception unwinds; then `abort` ends the job). Constructed once, in main.
+class MpiRuntime {
+ public:
+  MpiRuntime(int* argc, char*** argv);
+  ~MpiRuntime();
+  MpiRuntime(const MpiRuntime&) = delete;
+  MpiRuntime& operator=(const MpiRuntime&) = delete;
+  int world_rank() const;
+  int world_size() const;
+  /// True when mpirun (or a compatible launcher) started this process.
+  static bool launched();
+  /// Ends every rank of the job; mpirun returns `code`. Does not return.
+  [[noreturn]] void abort(int code);
+};
+
+}  // namespace spillway::comm

@@ -1,0 +1,2 @@
+// Holds the precompiled gtest header that every test program shares.
+#include <gtest/gtest.h>
