@@ -14,21 +14,17 @@ class AbortOnFailure : public testing::EmptyTestEventListener {
   explicit AbortOnFailure(spillway::comm::MpiRuntime& mpi) : mpi_(mpi) {}
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    const char* file = result.file_name() == nullptr ? "?" : result.file_name();
-    std::cerr << "[rank " << mpi_.world_rank() << " of " << mpi_.world_size() << "] " << file << ":"
+    const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+    std::cerr << "[rank " << mpi_.world_rank() << " of " << mpi_.world_size() << "] FAILED "
+              << (test == nullptr ? "?" : test->test_suite_name()) << "."
+              << (test == nullptr ? "?" : test->name()) << " at "
+              << (result.file_name() == nullptr ? "?" : result.file_name()) << ":"
               << result.line_number() << ": " << result.message() << std::endl;
-    failed_ = true;
-  }
-  void OnTestEnd(const testing::TestInfo& test) override {
-    if (!failed_) return;
-    std::cerr << "[rank " << mpi_.world_rank() << "] FAILED " << test.test_suite_name() << "."
-              << test.name() << std::endl;
     mpi_.abort(1);
   }
 
  private:
   spillway::comm::MpiRuntime& mpi_;
-  bool failed_ = false;
 };
 
 }  // namespace
