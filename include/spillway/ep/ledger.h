@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace spillway::ep {
+
+/// Every drop of one layer and micro-batch, exactly. Arrays over the EP group are known to all its
+/// ranks (from the count matrix); the last five are this rank's own, as a source.
+struct Ledger {
+  std::vector<int64_t> total_recv_tokens;    ///< [ep] demand in slots, before drops
+  std::vector<int64_t> recv_assignments;     ///< [ep] before drops, without padding
+  std::vector<int64_t> slot_counts_sum;      ///< [ep] slots filled, padding included, after drops
+  std::vector<int64_t> padding_slots;        ///< [ep]
+  std::vector<int64_t> dropped_assignments;  ///< [ep] by RECEIVING rank
+  std::vector<int64_t> dropped_by_source;    ///< [ep]
+  std::vector<int64_t> dropped_by_expert;    ///< [E]
+  std::vector<int64_t> expert_tokens;        ///< [E] assignments before drops
+  int64_t group_tokens = 0;                  ///< N, sum of T over the group
+  int64_t fully_dropped_tokens = 0;          ///< tokens of this rank that lost all they had
+  double gate_mass = 0.0;                    ///< fp64 sum of this rank's gates, before drops
+  double dropped_gate_mass = 0.0;            ///< of the dropped ones among them
+  int64_t capacity_begin = 0;                ///< C when prepare began
+  int64_t capacity_end = 0;                  ///< C after growing
+  int64_t recv_buffer_bytes = 0;
+};
+
+}  // namespace spillway::ep

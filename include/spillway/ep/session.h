@@ -1,0 +1,132 @@
+#pragma once
+// Expert parallelism: one session a process, its life bootstrap -> prepare / dispatch / combine /
+// their backwards -> finalize -> bootstrap again. Words, units and orders are those of the EP
+// contract in src/README.md. All calls but the accessors are collectives of the EP group, or of
+// the world where said.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "spillway/comm/topology.h"
+#include "spillway/ep/config.h"
+#include "spillway/ep/handle.h"
+#include "spillway/ep/ledger.h"
+
+namespace spillway::ep {
+
+/// Demand above capacity with neither drop nor grow. Raised on every rank of the group in
+/// `prepare`, before any row moves; the session stays usable and no handle exists.
+struct OverflowError : Error {
+  OverflowError(int64_t layer, int64_t rank, int64_t demand, int64_t capacity, int64_t smallest,
+                const std::string& key);
+};
+
+/// What a call is about; T = topk_idx.dim(0) may be 0 and may differ between ranks.
+struct PrepareArgs {
+  int64_t layer = 0;  ///< index into EpConfig::recv_capacity_per_rank
+  int64_t micro_batch = 0;
+  int64_t step = 0;
+  const Tensor& topk_idx;  ///< i32 [T,K], global expert ids; -1 = none; ids of a token distinct
+  const Tensor& gate;      ///< [T,K] f32 or f64
+  /// Evaluation: the buffer is sized to this call's largest demand, nothing overflows, the
+  /// layer's capacity stays.
+  bool lossless = false;
+};
+
+struct PrepareResult {
+  std::vector<int64_t> token_counts;  ///< [L] assignments after drops
+  std::vector<int64_t> slot_counts;   ///< [L] each rounded up to A
+  int64_t recv_assignments = 0;       ///< routed to this rank before drops
+  int64_t total_recv_tokens = 0;      ///< demand of this rank in slots, before drops
+  Ledger ledger;
+  RoutingHandle handle;
+};
+
+struct DispatchResult {
+  Tensor recv_tokens;  ///< [C,H] expert-major, inside a zone by (source rank, token)
+  Tensor recv_gate;    ///< [C] dtype of the gates
+};
+
+struct PrepareAndDispatchResult {
+  PrepareResult prepare;
+  DispatchResult dispatch;
+};
+
+struct DispatchBackwardResult {
+  Tensor dx;      ///< [T,H]
+  Tensor d_gate;  ///< [T,K] exactly 0 for dropped pairs
+};
+
+enum class ReconfigureMode { kBuffers, kCommunicator };
+
+struct ReconfigureCost {
+  double drain_ms = 0.0;
+  double finalize_ms = 0.0;
+  double init_ms = 0.0;
+  double alloc_ms = 0.0;
+};
+
+class Session {
+ public:
+  /// Keeps references; both must outlive the session.
+  Session(Context& ctx, comm::Topology& topology);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  /// World collective. Compares the config over the world: a difference is a ConfigError naming
+  /// the field, the ranks and both values. An error when already bootstrapped.
+  void bootstrap(const EpConfig& config);
+  /// Idempotent. Frees the buffers and raises the epoch: handles from before are stale.
+  void finalize();
+  /// finalize + bootstrap between two steps; world collective. Throws Error saying how many when
+  /// handles are alive.
+  ReconfigureCost reconfigure(const EpConfig& config, ReconfigureMode mode);
+
+  /// One all-gather of [ep, E] counts (none at ep = 1), then the plan.
+  PrepareResult prepare(const PrepareArgs& args);
+  /// Moves rows and gates to the experts. tokens [T,H], gate [T,K].
+  DispatchResult dispatch(const RoutingHandle& handle, const Tensor& tokens, const Tensor& gate);
+  /// Both in one call, bit-identical; counts as no prepare of its own.
+  PrepareAndDispatchResult prepare_and_dispatch(const PrepareArgs& args, const Tensor& tokens);
+  /// out[T,H]: sum of each token's kept slots, unweighted, fp32 in k order. expert_out [C,H].
+  Tensor combine(const RoutingHandle& handle, const Tensor& expert_out);
+  /// d_expert_out [C,H]: padding rows zero.
+  Tensor combine_backward(const RoutingHandle& handle, const Tensor& dout);
+  /// d_recv [C,H], d_gate [C] -> dx, d_gate; fp32 sums in k order.
+  DispatchBackwardResult dispatch_backward(const RoutingHandle& handle, const Tensor& d_recv,
+                                           const Tensor& d_gate);
+
+  /// Between steps: raises a layer's capacity without a new epoch (after `grow` anywhere in the
+  /// world, so that capacities are equal again). Never lowers.
+  void raise_capacity(int64_t layer, int64_t capacity);
+
+  bool active() const { return active_; }
+  int64_t epoch() const { return epoch_; }
+  uint64_t session_id() const { return session_id_; }
+  const EpConfig& config() const { return config_; }
+  /// C of a layer now (grown ones included).
+  int64_t capacity(int64_t layer) const;
+  int64_t live_handles() const { return live_->count(); }
+  comm::Topology& topology() const { return topology_; }
+  Context& context() const { return ctx_; }
+
+ private:
+  struct Buffers;
+  void check_handle(const RoutingHandle& handle, const char* call) const;
+  PrepareResult plan(const PrepareArgs& args);
+
+  Context& ctx_;
+  comm::Topology& topology_;
+  EpConfig config_;
+  bool active_ = false;
+  int64_t epoch_ = 0;
+  uint64_t session_id_ = 0;
+  std::shared_ptr<LiveHandles> live_ = std::make_shared<LiveHandles>();
+  std::vector<int64_t> capacities_;
+  std::unique_ptr<Buffers> buffers_;
+};
+
+}  // namespace spillway::ep
