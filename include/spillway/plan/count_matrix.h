@@ -2,6 +2,7 @@
 // The count matrix of one layer and micro-batch: what every rank of an EP group knows after the
 // one count exchange of prepare.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -4,6 +4,7 @@
 //
 // L = experts per rank, S = ep = source ranks of the group.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
