@@ -1,0 +1,145 @@
+#pragma once
+// A linear tape: ops append an entry as they run, backward walks the entries down and frees each
+// as it goes. Collectives inside ops therefore run in one order on all ranks by construction; a
+// rank without tokens records them too. No recursion, no graph search.
+
+#include <any>
+#include <deque>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "spillway/autograd/variable.h"
+
+namespace spillway::autograd {
+
+/// What the backward function of an op sees: gradients of its outputs, places for those of its
+/// inputs, in the order in which `record` got them.
+class Backward {
+ public:
+  Backward(Context& ctx, std::vector<Tensor> output_gradients,
+           std::span<const std::shared_ptr<Gradient>> inputs)
+      : ctx_(ctx), output_gradients_(std::move(output_gradients)), inputs_(inputs) {}
+
+  Context& ctx() const { return ctx_; }
+  /// Gradient of output i; undefined when nothing downstream used it.
+  const Tensor& grad(int i = 0) const { return output_gradients_.at(static_cast<size_t>(i)); }
+  /// The same, moved out, so that a kernel may overwrite it when it is `unique()`.
+  Tensor take_grad(int i = 0) { return std::move(output_gradients_.at(static_cast<size_t>(i))); }
+  bool wants(int i) const { return inputs_[static_cast<size_t>(i)] != nullptr; }
+  /// Adds to the gradient of input i; nothing when it is a constant or `gradient` is undefined.
+  void give(int i, Tensor gradient);
+  /// The accumulator-dtype buffer of input i that kernels add into (weights). `wants(i)` first.
+  Tensor& accumulator(int i) { return inputs_[static_cast<size_t>(i)]->accumulator(ctx_); }
+
+ private:
+  Context& ctx_;
+  std::vector<Tensor> output_gradients_;
+  std::span<const std::shared_ptr<Gradient>> inputs_;
+};
+
+using BackwardFn = std::function<void(Backward&)>;
+
+/// What a recompute region keeps from its forward, by name.
+struct RegionOptions {
+  std::vector<std::string> save;
+};
+
+class Tape {
+ public:
+  /// `recording` false: values only (evaluation).
+  explicit Tape(Context& ctx, bool recording = true) : ctx_(ctx), recording_(recording) {}
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  Context& ctx() const { return ctx_; }
+  bool recording() const { return recording_; }
+  /// True while a region runs for the second time: nothing may be counted or logged again.
+  bool recomputing() const { return mode_ == Mode::kRecompute; }
+
+  /// Appends an op. The result requires a gradient when an input does and the tape records;
+  /// otherwise `backward` is dropped with all that it holds.
+  Variable record(const char* op, Tensor output, std::vector<Variable> inputs, BackwardFn backward);
+  std::vector<Variable> record(const char* op, std::vector<Tensor> outputs,
+                               std::vector<Variable> inputs, BackwardFn backward);
+  /// An op whose value nobody will read (only while `recomputing()`).
+  Variable record_without_value(const char* op, Shape shape, DType dtype,
+                                std::vector<Variable> inputs, BackwardFn backward);
+
+  /// Gradients of `root` with respect to every leaf are added to the leaves' buffers. `seed` is
+  /// the gradient of root (default: one for a single element). Clears the tape, also on error.
+  void backward(const Variable& root, Tensor seed = {});
+  /// Called in backward as soon as the last recorded use of a leaf has been walked.
+  void on_leaf_ready(std::function<void(const std::string& leaf)> hook) {
+    leaf_hook_ = std::move(hook);
+  }
+
+  /// Runs `body` now, keeping only `x` and the named saves, and once more in backward to have its
+  /// entries (activation checkpointing, Chen et al. 2016). `body` must be a pure function of x and
+  /// of leaves; it must not touch this tape's entries from outside. Regions do not nest.
+  Variable region(const RegionOptions& options, const Variable& x,
+                  std::function<Variable(const Variable&)> body);
+
+  /// Inside a region: the result of `compute`, kept when the region saves `name`, and then handed
+  /// out again instead of computing a second time. `compute` returns a copyable value. Names in
+  /// `kAlwaysSaved` are kept whatever the options say. Outside a region: just `compute()`.
+  template <typename F>
+  auto saved(std::string_view name, F&& compute) -> decltype(compute());
+
+  /// Routing is decided once: a recomputed region must not choose experts again.
+  static constexpr std::string_view kAlwaysSaved = "routing";
+
+  size_t num_entries() const { return entries_.size(); }
+  void clear();
+
+ private:
+  enum class Mode { kNormal, kRegionForward, kRecompute };
+  struct Entry {
+    const char* op;
+    std::vector<std::shared_ptr<Gradient>> inputs;
+    std::vector<std::shared_ptr<Gradient>> outputs;
+    BackwardFn backward;
+  };
+  struct RegionState {
+    std::set<std::string, std::less<>> save;
+    std::deque<std::pair<std::string, std::any>> kept;
+  };
+  std::vector<std::shared_ptr<Gradient>> append(const char* op,
+                                                const std::vector<std::pair<Shape, DType>>& outputs,
+                                                const std::vector<Variable>& inputs,
+                                                BackwardFn backward);
+  static Variable make(Tensor value, Shape shape, DType dtype, std::shared_ptr<Gradient> gradient);
+  void walk();
+  void leaf_walked(Gradient& leaf);
+  void recompute(Backward& b, RegionState& state, const Tensor& x,
+                 const std::function<Variable(const Variable&)>& body);
+
+  Context& ctx_;
+  bool recording_;
+  Mode mode_ = Mode::kNormal;
+  RegionState* region_ = nullptr;
+  std::vector<Entry> entries_;
+  std::set<Gradient*> open_leaves_;
+  std::function<void(const std::string&)> leaf_hook_;
+};
+
+template <typename F>
+auto Tape::saved(std::string_view name, F&& compute) -> decltype(compute()) {
+  using Result = decltype(compute());
+  if (region_ == nullptr || !region_->save.contains(name)) return compute();
+  if (mode_ == Mode::kRegionForward) {
+    Result result = compute();
+    region_->kept.emplace_back(std::string(name), result);
+    return result;
+  }
+  SPILLWAY_CHECK(!region_->kept.empty() && region_->kept.front().first == name,
+                 "a recomputed region asked for saved '", name, "' and finds '",
+                 region_->kept.empty() ? std::string("nothing") : region_->kept.front().first, "'");
+  Result result = std::any_cast<Result>(std::move(region_->kept.front().second));
+  region_->kept.pop_front();
+  return result;
+}
+
+}  // namespace spillway::autograd
