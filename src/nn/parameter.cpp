@@ -1,5 +1,6 @@
 #include "spillway/nn/parameter.h"
 
+#include "spillway/core/math.h"
 #include "spillway/core/rng.h"
 
 namespace spillway::nn {
@@ -41,16 +42,31 @@ Shape ParameterSpec::local_shape(int64_t ep) const {
 
 ParameterStore::ParameterStore(Context& ctx, const std::vector<ParameterSpec>& specs, uint64_t seed,
                                int64_t ep, int64_t ep_rank) {
+  if (specs.empty()) return;
+  const DType dtype = specs.front().dtype;
+  std::array<int64_t, 2> size{};
+  for (const ParameterSpec& spec : specs) {
+    SPILLWAY_CHECK(spec.dtype == dtype, "parameter ", spec.name, " is ", dtype_name(spec.dtype),
+                   ", the others are ", dtype_name(dtype));
+    size[static_cast<size_t>(spec.sync)] +=
+        round_up(spec.local_shape(ep).numel(), kGradientAlignment);
+  }
+  for (size_t group = 0; group < flat_.size(); ++group) {
+    flat_[group] = Tensor::zeros(ctx, {size[group]}, accumulator_dtype(dtype), Purpose::kGradients);
+  }
+  std::array<int64_t, 2> offset{};
   for (const ParameterSpec& spec : specs) {
     SPILLWAY_CHECK(!index_.contains(spec.name), "two parameters are named ", spec.name);
     const Shape local = spec.local_shape(ep);
     Tensor value = Tensor::empty(ctx, local, spec.dtype, Purpose::kWeights);
     const int64_t first = spec.sync == SyncGroup::kExpert ? ep_rank * local.numel() : 0;
     initialise(spec, seed, first, value);
-    Tensor gradient = Tensor::zeros(ctx, local, accumulator_dtype(spec.dtype), Purpose::kGradients);
+    int64_t& begin = offset[static_cast<size_t>(spec.sync)];
+    Tensor gradient = flat_[static_cast<size_t>(spec.sync)].slice(begin, local);
     index_.emplace(spec.name, parameters_.size());
     parameters_.push_back(
-        {spec, autograd::Variable::leaf(spec.name, value, gradient), value, gradient});
+        {spec, autograd::Variable::leaf(spec.name, value, gradient), value, gradient, begin});
+    begin += round_up(local.numel(), kGradientAlignment);
   }
 }
 
@@ -63,7 +79,9 @@ Parameter& ParameterStore::at(std::string_view name) {
 bool ParameterStore::contains(std::string_view name) const { return index_.contains(name); }
 
 void ParameterStore::zero_gradients() {
-  for (Parameter& parameter : parameters_) parameter.gradient.zero();
+  for (Tensor& gradient : flat_) {
+    if (gradient.defined()) gradient.zero();
+  }
 }
 
 }  // namespace spillway::nn

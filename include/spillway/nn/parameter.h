@@ -2,6 +2,7 @@
 // Parameters by name. A spec says everything about a parameter without allocating it; a store owns
 // the parameters of this rank.
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -42,13 +43,15 @@ struct Parameter {
   autograd::Variable variable;
   Tensor value;     ///< what the model computes with; local shape, spec.dtype
   Tensor gradient;  ///< accumulator dtype, zeroed by zero_gradients, added to by backward
+  int64_t gradient_offset = 0;  ///< first element in ParameterStore::flat_gradient(spec.sync)
 };
 
 /// The parameters of this rank in the order of their specs. Elements start as a function of
 /// (seed, name, index in the whole model), so any ep gives the same model.
 class ParameterStore {
  public:
-  /// Allocates and initialises. `ep_rank` picks the slice of expert parameters.
+  /// Allocates and initialises; all specs have one dtype. `ep_rank` picks the slice of expert
+  /// parameters.
   ParameterStore(Context& ctx, const std::vector<ParameterSpec>& specs, uint64_t seed, int64_t ep,
                  int64_t ep_rank);
   ParameterStore(const ParameterStore&) = delete;
@@ -61,8 +64,15 @@ class ParameterStore {
   bool contains(std::string_view name) const;
   void zero_gradients();
 
+  /// The gradients of one sync group in one flat tensor, in the order of the parameters; each
+  /// parameter's gradient is a slice of it, starting at a multiple of kGradientAlignment elements
+  /// (the gaps stay zero). One sum over ranks, one norm, one memset.
+  Tensor& flat_gradient(SyncGroup group) { return flat_[static_cast<size_t>(group)]; }
+  static constexpr int64_t kGradientAlignment = 16;
+
  private:
   std::vector<Parameter> parameters_;
+  std::array<Tensor, 2> flat_;
   std::map<std::string, size_t, std::less<>> index_;
 };
 
