@@ -20,6 +20,10 @@ class TokenStream {
   /// Maps every file. DataError naming the path: missing, unreadable, a directory, empty; no path
   /// at all. ConfigError: a format that is not read yet.
   static TokenStream open(const std::vector<std::string>& paths, TokenFormat format);
+  TokenStream(TokenStream&&) = default;
+  TokenStream& operator=(TokenStream&&) = default;
+  TokenStream(const TokenStream&) = delete;
+  TokenStream& operator=(const TokenStream&) = delete;
 
   /// All tokens, begin and end of every file included.
   int64_t num_tokens() const { return starts_.back(); }

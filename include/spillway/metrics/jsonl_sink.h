@@ -8,8 +8,8 @@ namespace spillway::metrics {
 
 /// Appends records to a file, one JSON object a line, `type` first. Floats are written in the
 /// shortest form that reads back equal, NaN and infinities as null, text that is no UTF-8 with
-/// replacement characters, so every line is valid JSON. Lines are held back until `flush`, which
-/// writes whole lines only. Used by one thread (of rank 0). Not copyable.
+/// replacement characters, so every line is valid JSON. Lines are held back until `flush`. Used by
+/// one thread (of rank 0).
 class JsonlSink {
  public:
   /// Opens for appending, creating the file. DataError naming the path when that fails.

@@ -18,13 +18,13 @@ double shortest(float value);
 
 /// `type: "run"`: once at the start, and once more at every resume.
 struct RunRecord {
-  std::string config_json;  ///< the resolved config, a JSON object; written as `config`
-  std::string git_commit;   ///< of the source that was built
-  int64_t world = 1;        ///< ranks
-  int64_t ep = 1;           ///< ranks of an EP group
-  int64_t dp = 1;           ///< EP groups
-  std::string device;       ///< "cpu" or "cuda"
-  int64_t threads = 1;      ///< OpenMP threads a rank
+  std::string config_json;              ///< the resolved config, a JSON object; written as `config`
+  std::string git_commit;               ///< of the source that was built
+  int64_t world = 1;                    ///< ranks
+  int64_t ep = 1;                       ///< ranks of an EP group
+  int64_t dp = 1;                       ///< EP groups
+  std::string device;                   ///< "cpu" or "cuda"
+  int64_t threads = 1;                  ///< OpenMP threads a rank
   int64_t parameters_total = 0;         ///< written as `parameters.total`
   int64_t parameters_active = 0;        ///< used by one token; written as `parameters.active`
   std::optional<int64_t> resumed_from;  ///< step of the checkpoint; null for a fresh start
@@ -51,14 +51,14 @@ struct StepRecord {
 struct EpRecord {
   int64_t step = 0;
   int64_t micro_batch = 0;
-  int64_t layer = 0;                  ///< decoder index
-  int64_t epoch = 0;                  ///< of the EP session
-  int64_t capacity = 0;               ///< slots a rank when the step began
-  std::vector<int64_t> capacity_end;  ///< [D] slots a rank after `grow`
-  std::vector<int64_t> total_recv_tokens;                              ///< [R] demand in slots
-  std::optional<std::vector<int64_t>> recv_assignments;                ///< [R] before drops
-  std::optional<std::vector<int64_t>> slot_counts_sum;                 ///< [R] after drops
-  std::optional<std::vector<int64_t>> dropped_assignments;             ///< [R] by receiving rank
+  int64_t layer = 0;                                        ///< decoder index
+  int64_t epoch = 0;                                        ///< of the EP session
+  int64_t capacity = 0;                                     ///< slots a rank when the step began
+  std::vector<int64_t> capacity_end;                        ///< [D] slots a rank after `grow`
+  std::vector<int64_t> total_recv_tokens;                   ///< [R] demand in slots
+  std::optional<std::vector<int64_t>> recv_assignments;     ///< [R] before drops
+  std::optional<std::vector<int64_t>> slot_counts_sum;      ///< [R] after drops
+  std::optional<std::vector<int64_t>> dropped_assignments;  ///< [R] by receiving rank
   std::optional<std::vector<std::vector<int64_t>>> dropped_by_expert;  ///< [D][E] assignments
   std::optional<std::vector<int64_t>> dropped_by_source;               ///< [R] assignments
   std::optional<std::vector<int64_t>> fully_dropped_tokens;            ///< [R] by source rank
@@ -69,9 +69,9 @@ struct EpRecord {
   int64_t balanced_slots = 0;               ///< for this line's own number of tokens
   int64_t worst_case_slots = 0;             ///< for this line's own number of tokens
   double max_over_balanced = 0;             ///< highest demand of a rank / balanced_slots
-  double headroom = 0;               ///< 1 - highest demand / capacity; below 0 on overflow
-  int64_t recv_buffer_bytes = 0;     ///< receive buffer a rank
-  int64_t capacity_sized_bytes = 0;  ///< all tensors with `capacity` rows, a rank
+  double headroom = 0;                      ///< 1 - highest demand / capacity; below 0 on overflow
+  int64_t recv_buffer_bytes = 0;            ///< receive buffer a rank
+  int64_t capacity_sized_bytes = 0;         ///< all tensors with `capacity` rows, a rank
 };
 
 /// `type: "ep_step"`: one MoE layer over a step.
@@ -110,8 +110,8 @@ enum class ReconfigureKind { kPolicy, kGrow, kResume };
 /// `type: "reconfigure"`: a capacity changed.
 struct ReconfigureRecord {
   int64_t step = 0;
-  int64_t epoch = 0;   ///< of the EP session afterwards
-  int64_t layer = -1;  ///< decoder index; -1 = all layers
+  int64_t epoch = 0;                                ///< of the EP session afterwards
+  int64_t layer = -1;                               ///< decoder index; -1 = all layers
   ReconfigureKind kind = ReconfigureKind::kPolicy;  ///< "policy", "grow" or "resume"
   int64_t group = -1;                               ///< EP group; -1 = all
   std::optional<int64_t> micro_batch;               ///< null between two steps

@@ -1,0 +1,31 @@
+#include "spillway/data/config.h"
+
+#include "spillway/core/error.h"
+#include "spillway/data/token_file.h"
+
+namespace spillway::data {
+namespace {
+
+void check_paths(const char* key, const std::vector<std::string>& paths) {
+  for (size_t i = 0; i < paths.size(); ++i) {
+    if (paths[i].empty()) {
+      throw ConfigError(str("data.", key, "[", i, "] is \"\"; allowed: the path of a file"));
+    }
+  }
+}
+
+}  // namespace
+
+void validate(const DataConfig& config) {
+  if (config.train.empty()) {
+    throw ConfigError("data.train is []; allowed: a list of at least one path");
+  }
+  check_paths("train", config.train);
+  check_paths("valid", config.valid);
+  check_format(config.format);
+  if (config.seq < 1) {
+    throw ConfigError(str("data.seq is ", config.seq, "; allowed: an integer of at least 1"));
+  }
+}
+
+}  // namespace spillway::data
