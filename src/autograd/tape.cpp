@@ -114,17 +114,15 @@ void Tape::leaf_walked(Gradient& leaf) {
   if (leaf_hook_) leaf_hook_(leaf.name());
 }
 
-Variable Tape::region(const RegionOptions& options, const Variable& x,
-                      std::function<Variable(const Variable&)> body) {
+std::vector<Variable> Tape::region(const RegionOptions& options, const Variable& x,
+                                   RegionBody body) {
   if (!recording_) return body(x);
   SPILLWAY_CHECK(mode_ == Mode::kNormal, "recompute regions do not nest");
   auto state = std::make_shared<RegionState>();
   state->save.insert(options.save.begin(), options.save.end());
   state->save.insert(std::string(kAlwaysSaved));
 
-  Variable inside =
-      make(x.value(), x.shape(), x.dtype(), std::make_shared<Gradient>(x.shape(), x.dtype()));
-  Variable y;
+  std::vector<Tensor> values;
   {
     struct Scope {
       Tape& tape;
@@ -135,20 +133,21 @@ Variable Tape::region(const RegionOptions& options, const Variable& x,
     } scope{*this};
     mode_ = Mode::kRegionForward;
     region_ = state.get();
-    y = body(inside);
+    const Variable inside =
+        make(x.value(), x.shape(), x.dtype(), std::make_shared<Gradient>(x.shape(), x.dtype()));
+    for (const Variable& output : body(inside)) values.push_back(output.value());
   }
-  // The anchor makes the region an entry of its own even when x is a constant: leaves inside
-  // still want their gradients.
-  Variable anchor =
+  // The anchor makes the region an entry even when x is a constant: leaves inside still want their
+  // gradients.
+  const Variable anchor =
       make(Tensor(), {}, DType::kF32, std::make_shared<Gradient>(Shape{}, DType::kF32));
-  return record("region", y.value(), {x, anchor},
+  return record("region", std::move(values), {x, anchor},
                 [this, state, x_value = x.value(), body = std::move(body)](Backward& b) {
                   recompute(b, *state, x_value, body);
                 });
 }
 
-void Tape::recompute(Backward& b, RegionState& state, const Tensor& x,
-                     const std::function<Variable(const Variable&)>& body) {
+void Tape::recompute(Backward& b, RegionState& state, const Tensor& x, const RegionBody& body) {
   std::vector<Entry> outer;
   outer.swap(entries_);
   struct Scope {
@@ -162,11 +161,15 @@ void Tape::recompute(Backward& b, RegionState& state, const Tensor& x,
   } scope{*this, outer};
   region_ = &state;
   mode_ = Mode::kRecompute;
-  Variable inside = make(x, x.shape(), x.dtype(), std::make_shared<Gradient>(x.shape(), x.dtype()));
+  const Variable inside =
+      make(x, x.shape(), x.dtype(), std::make_shared<Gradient>(x.shape(), x.dtype()));
   {
-    const Variable y = body(inside);
-    SPILLWAY_CHECK(y.requires_grad(), "a region's result depends on nothing that has a gradient");
-    y.gradient_->add(ctx_, b.take_grad());
+    const std::vector<Variable> outputs = body(inside);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      Tensor gradient = b.take_grad(static_cast<int>(i));
+      if (!gradient.defined() || !outputs[i].requires_grad()) continue;
+      outputs[i].gradient_->add(ctx_, std::move(gradient));
+    }
   }
   mode_ = Mode::kNormal;
   region_ = nullptr;

@@ -76,11 +76,11 @@ class Tape {
     leaf_hook_ = std::move(hook);
   }
 
+  /// The body of a recompute region: outputs as a pure function of one input and of leaves.
+  using RegionBody = std::function<std::vector<Variable>(const Variable&)>;
   /// Runs `body` now, keeping only `x` and the named saves, and once more in backward to have its
-  /// entries (activation checkpointing, Chen et al. 2016). `body` must be a pure function of x and
-  /// of leaves; it must not touch this tape's entries from outside. Regions do not nest.
-  Variable region(const RegionOptions& options, const Variable& x,
-                  std::function<Variable(const Variable&)> body);
+  /// entries (activation checkpointing, Chen et al. 2016). Regions do not nest.
+  std::vector<Variable> region(const RegionOptions& options, const Variable& x, RegionBody body);
 
   /// Inside a region: the result of `compute`, kept when the region saves `name`, and then handed
   /// out again instead of computing a second time. `compute` returns a copyable value. Names in
@@ -113,8 +113,7 @@ class Tape {
   static Variable make(Tensor value, Shape shape, DType dtype, std::shared_ptr<Gradient> gradient);
   void walk();
   void leaf_walked(Gradient& leaf);
-  void recompute(Backward& b, RegionState& state, const Tensor& x,
-                 const std::function<Variable(const Variable&)>& body);
+  void recompute(Backward& b, RegionState& state, const Tensor& x, const RegionBody& body);
 
   Context& ctx_;
   bool recording_;

@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "spillway/moe/config.h"
+#include "spillway/nn/self_attention.h"
 
 namespace spillway::model {
 
-enum class QkNorm { kNone, kHead, kFull };
+using nn::QkNorm;
 enum class RecomputeRegion { kNone, kLayer };
 
 inline constexpr std::array<std::pair<std::string_view, QkNorm>, 3> kQkNormChoices{{

@@ -1,0 +1,59 @@
+#include "spillway/ops/dispatch.h"
+
+namespace spillway::ops {
+
+using autograd::Backward;
+
+namespace {
+
+ep::PrepareAndDispatchResult run(ep::Session& session, const DispatchOptions& options,
+                                 const Tensor& x, const Tensor& topk_idx, const Tensor& gate) {
+  const ep::PrepareArgs args{.layer = options.layer,
+                             .micro_batch = options.micro_batch,
+                             .step = options.step,
+                             .topk_idx = topk_idx,
+                             .gate = gate,
+                             .lossless = options.lossless};
+  if (options.fused) return session.prepare_and_dispatch(args, x);
+  ep::PrepareAndDispatchResult result;
+  result.prepare = session.prepare(args);
+  result.dispatch = session.dispatch(result.prepare.handle, x, gate);
+  return result;
+}
+
+}  // namespace
+
+DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions& options,
+                        const Variable& x, const Tensor& topk_idx, const Variable& gate) {
+  auto [prepare, moved] = tape.saved(
+      "dispatch", [&] { return run(session, options, x.value(), topk_idx, gate.value()); });
+  auto zones =
+      std::make_shared<const Zones>(Zones{prepare.handle.zone_begin, prepare.handle.token_counts});
+  std::vector<Variable> outputs = tape.record(
+      "dispatch", {moved.recv_tokens, moved.recv_gate}, {x, gate},
+      [&session, handle = prepare.handle](Backward& b) {
+        Tensor d_gate = b.take_grad(1);
+        if (!d_gate.defined()) {
+          d_gate = Tensor::zeros(b.ctx(), {b.grad(0).dim(0)}, accumulator_dtype(b.grad(0).dtype()));
+        }
+        ep::DispatchBackwardResult back = session.dispatch_backward(handle, b.grad(0), d_gate);
+        b.give(0, std::move(back.dx));
+        b.give(1, std::move(back.d_gate));
+      });
+  return {outputs[0], outputs[1], std::move(zones), std::move(prepare)};
+}
+
+Variable combine(Tape& tape, ep::Session& session, const ep::RoutingHandle& handle,
+                 const Variable& expert_out) {
+  auto backward = [&session, handle](Backward& b) {
+    b.give(0, session.combine_backward(handle, b.grad()));
+  };
+  const Shape shape{handle.header.num_tokens, expert_out.dim(1)};
+  if (tape.recomputing()) {
+    return tape.record_without_value("combine", shape, expert_out.dtype(), {expert_out}, backward);
+  }
+  return tape.record("combine", session.combine(handle, expert_out.value()), {expert_out},
+                     backward);
+}
+
+}  // namespace spillway::ops

@@ -1,0 +1,28 @@
+#include "spillway/ops/grouped_linear.h"
+
+#include "spillway/kernels/grouped_matmul.h"
+
+namespace spillway::ops {
+
+using autograd::Backward;
+
+Variable grouped_linear(Tape& tape, const Variable& x, const Variable& w, const ZonesPtr& zones) {
+  Context& ctx = tape.ctx();
+  Tensor y = Tensor::empty(ctx, {x.dim(0), w.dim(1)}, x.dtype());
+  kernels::grouped_matmul(ctx, x.value(), w.value(), zones->groups(), y);
+  return tape.record("grouped_linear", std::move(y), {x, w},
+                     [x_value = x.value(), w_value = w.value(), zones](Backward& b) {
+                       const Tensor& dy = b.grad();
+                       if (b.wants(0)) {
+                         Tensor dx = Tensor::empty(b.ctx(), x_value.shape(), x_value.dtype());
+                         kernels::grouped_matmul_dgrad(b.ctx(), dy, w_value, zones->groups(), dx);
+                         b.give(0, std::move(dx));
+                       }
+                       if (b.wants(1)) {
+                         kernels::grouped_matmul_wgrad(b.ctx(), dy, x_value, zones->groups(),
+                                                       b.accumulator(1));
+                       }
+                     });
+}
+
+}  // namespace spillway::ops
