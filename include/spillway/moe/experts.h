@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "spillway/autograd/tape.h"
 #include "spillway/moe/config.h"
 #include "spillway/nn/parameter.h"
 #include "spillway/ops/zones.h"
