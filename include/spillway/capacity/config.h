@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "spillway/capacity/choice.h"
+#include "spillway/core/choice.h"
 
 namespace spillway::capacity {
 

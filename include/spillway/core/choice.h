@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace spillway::capacity {
+namespace spillway {
 
 /// The name of a value, "unknown" when the array lacks it.
 template <class Choices, class Enum>
@@ -38,4 +38,4 @@ std::string choice_list(const Choices& choices) {
   return list;
 }
 
-}  // namespace spillway::capacity
+}  // namespace spillway
