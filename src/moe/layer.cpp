@@ -28,7 +28,7 @@ MoeOutput MoeLayer::operator()(Tape& tape, const Variable& x, const MoeCall& cal
                                                  {.layer = moe_layer_,
                                                   .micro_batch = call.micro_batch,
                                                   .step = call.step,
-                                                  .lossless = call.lossless,
+                                                  .sizing = call.sizing,
                                                   .fused = call.fused},
                                                  x, routed.topk_idx, routed.gate);
   if (call.records != nullptr && !tape.recomputing()) {

@@ -7,13 +7,15 @@ using autograd::Backward;
 namespace {
 
 ep::PrepareAndDispatchResult run(ep::Session& session, const DispatchOptions& options,
-                                 const Tensor& x, const Tensor& topk_idx, const Tensor& gate) {
+                                 const Tensor& x, const Tensor& topk_idx, const Tensor& gate,
+                                 int64_t capacity) {
   const ep::PrepareArgs args{.layer = options.layer,
                              .micro_batch = options.micro_batch,
                              .step = options.step,
                              .topk_idx = topk_idx,
                              .gate = gate,
-                             .lossless = options.lossless};
+                             .sizing = options.sizing,
+                             .capacity = capacity};
   if (options.fused) return session.prepare_and_dispatch(args, x);
   ep::PrepareAndDispatchResult result;
   result.prepare = session.prepare(args);

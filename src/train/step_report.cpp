@@ -38,6 +38,7 @@ void report_fields(Fields&& field, Report& r) {
   field(r.aux_loss);
   field(r.z_loss);
   field(r.mem_peak_bytes);
+  field(r.dropped_assignments);
   field(r.counters);
   field(r.backward_counters);
 }
@@ -111,6 +112,7 @@ StepAgreement reduce(const std::vector<RankReport>& reports, int64_t num_moe_lay
     all.aux_loss += r.aux_loss;
     all.z_loss += r.z_loss;
     all.mem_peak_bytes = std::max(all.mem_peak_bytes, r.mem_peak_bytes);
+    all.dropped_assignments += r.dropped_assignments;
     all.all_to_all_bytes += r.counters.all_to_all_bytes;
     all.backward_all_to_all_bytes += r.backward_counters.all_to_all_bytes;
     if (all.counters_differ_on < 0 &&

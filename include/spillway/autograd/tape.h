@@ -6,6 +6,7 @@
 #include <any>
 #include <deque>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -104,7 +105,7 @@ class Tape {
   };
   struct RegionState {
     std::set<std::string, std::less<>> save;
-    std::deque<std::pair<std::string, std::any>> kept;
+    std::map<std::string, std::deque<std::any>, std::less<>> kept;  // a name: in order of asking
   };
   std::vector<std::shared_ptr<Gradient>> append(const char* op,
                                                 const std::vector<std::pair<Shape, DType>>& outputs,
@@ -128,16 +129,16 @@ template <typename F>
 auto Tape::saved(std::string_view name, F&& compute) -> decltype(compute()) {
   using Result = decltype(compute());
   if (region_ == nullptr || !region_->save.contains(name)) return compute();
+  std::deque<std::any>& kept = region_->kept[std::string(name)];
   if (mode_ == Mode::kRegionForward) {
     Result result = compute();
-    region_->kept.emplace_back(std::string(name), result);
+    kept.emplace_back(result);
     return result;
   }
-  SPILLWAY_CHECK(!region_->kept.empty() && region_->kept.front().first == name,
-                 "a recomputed region asked for saved '", name, "' and finds '",
-                 region_->kept.empty() ? std::string("nothing") : region_->kept.front().first, "'");
-  Result result = std::any_cast<Result>(std::move(region_->kept.front().second));
-  region_->kept.pop_front();
+  SPILLWAY_CHECK(!kept.empty(), "a recomputed region asks for '", name,
+                 "' more often than its forward did");
+  Result result = std::any_cast<Result>(std::move(kept.front()));
+  kept.pop_front();
   return result;
 }
 

@@ -23,6 +23,14 @@ struct OverflowError : Error {
                 const std::string& key);
 };
 
+/// How a call is sized, and what overflow does in it.
+enum class Sizing {
+  kLive,      ///< training: the layer's capacity, the session's overflow action
+  kLossless,  ///< evaluation: the buffer fits this call's largest demand, nothing overflows, the
+              ///< layer's capacity stays
+  kDrop,      ///< evaluation: the layer's capacity, overflow drops whatever the session's action
+};
+
 /// What a call is about; T = topk_idx.dim(0) may be 0 and may differ between ranks.
 struct PrepareArgs {
   int64_t layer = 0;  ///< index into EpConfig::recv_capacity_per_rank
@@ -30,9 +38,10 @@ struct PrepareArgs {
   int64_t step = 0;
   const Tensor& topk_idx;  ///< i32 [T,K], global expert ids; -1 = none; ids of a token distinct
   const Tensor& gate;      ///< [T,K] f32 or f64
-  /// Evaluation: the buffer is sized to this call's largest demand, nothing overflows, the
-  /// layer's capacity stays.
-  bool lossless = false;
+  Sizing sizing = Sizing::kLive;
+  /// A dispatch that is computed again has the C of the first one, whatever the layer grew to
+  /// since; 0: none given.
+  int64_t capacity = 0;
 };
 
 struct PrepareResult {

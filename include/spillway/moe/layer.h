@@ -25,7 +25,7 @@ struct MoeCall {
   ep::Session& session;
   int64_t step = 0;
   int64_t micro_batch = 0;
-  bool lossless = false;  ///< evaluation with buffers sized to the batch
+  ep::Sizing sizing = ep::Sizing::kLive;
   bool fused = false;
   double cell_scale = 1.0;   ///< one over (ranks x micro-batches) of the step
   double token_scale = 1.0;  ///< one over the tokens of the step

@@ -13,8 +13,8 @@ struct DispatchOptions {
   int64_t layer = 0;  ///< MoE layer, index into the session's capacities
   int64_t micro_batch = 0;
   int64_t step = 0;
-  bool lossless = false;  ///< evaluation: see ep::PrepareArgs
-  bool fused = false;     ///< prepare and dispatch in one call
+  ep::Sizing sizing = ep::Sizing::kLive;
+  bool fused = false;  ///< prepare and dispatch in one call
 };
 
 struct DispatchOutput {

@@ -22,6 +22,7 @@ struct RankReport {
   double aux_loss = 0.0;
   double z_loss = 0.0;
   int64_t mem_peak_bytes = 0;
+  int64_t dropped_assignments = 0;  ///< by this rank as receiver
   CounterSet counters;
   CounterSet backward_counters;
   std::vector<moe::LayerRecord> layers;  ///< in the order in which they ran

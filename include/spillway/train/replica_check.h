@@ -1,0 +1,13 @@
+#pragma once
+
+#include "spillway/comm/topology.h"
+#include "spillway/nn/parameter.h"
+
+namespace spillway::train {
+
+/// Collective of the world. Compares a checksum of every replicated parameter: dense ones over the
+/// world, experts over the dp ranks. Throws CommError naming the parameter and the ranks, on every
+/// rank of the group that differs.
+void check_replicas(nn::ParameterStore& store, comm::Topology& topology);
+
+}  // namespace spillway::train
