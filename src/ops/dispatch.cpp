@@ -27,12 +27,21 @@ ep::PrepareAndDispatchResult run(ep::Session& session, const DispatchOptions& op
 
 DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions& options,
                         const Variable& x, const Tensor& topk_idx, const Variable& gate) {
-  auto [prepare, moved] = tape.saved(
-      "dispatch", [&] { return run(session, options, x.value(), topk_idx, gate.value()); });
+  int64_t capacity = 0;  // of the first run, when this one is not the first
+  if (tape.recomputing()) {
+    capacity = tape.saved(Tape::kAlwaysSaved, [] { return int64_t{0}; });
+  }
+  ep::PrepareAndDispatchResult result = tape.saved("dispatch", [&] {
+    return run(session, options, x.value(), topk_idx, gate.value(), capacity);
+  });
+  ep::PrepareResult& prepare = result.prepare;
+  if (!tape.recomputing()) {
+    tape.saved(Tape::kAlwaysSaved, [&] { return prepare.handle.header.capacity; });
+  }
   auto zones =
       std::make_shared<const Zones>(Zones{prepare.handle.zone_begin, prepare.handle.token_counts});
   std::vector<Variable> outputs = tape.record(
-      "dispatch", {moved.recv_tokens, moved.recv_gate}, {x, gate},
+      "dispatch", {result.dispatch.recv_tokens, result.dispatch.recv_gate}, {x, gate},
       [&session, handle = prepare.handle](Backward& b) {
         Tensor d_gate = b.take_grad(1);
         if (!d_gate.defined()) {
