@@ -130,6 +130,17 @@ TEST(ControllerState, OfAnotherPolicyOrOtherLayersIsNotTaken) {
   EXPECT_FALSE(more_layers.restore(before.state()));
 }
 
+TEST(ControllerState, WherePinnedASavedCapacityIsNotTaken) {
+  Controller before(quick_peak(), one_layer(), 2);
+  for (int64_t step = 1; step <= 5; ++step) {
+    before.observe({{80}, {}});
+    before.decide(step);
+  }
+  Controller after(quick_peak(), one_layer(), 1);
+  ASSERT_TRUE(after.restore(before.state()));
+  EXPECT_EQ(after.capacities(), Slots{4096});
+}
+
 TEST(ControllerState, PartsOfUnequalLengthAreAnError) {
   Controller controller(quick_peak(), one_layer(), 2);
   ControllerState damaged = controller.state();
