@@ -2,6 +2,7 @@
 // Elementary functions that compilers vectorise: no library call, no branch. The double versions
 // are the standard library's, for gradient checks and references.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -15,30 +16,28 @@ namespace spillway::kernels::cpu {
 /// q(r), q of least maximal relative error (Remez exchange; 3.1e-9 before rounding).
 inline float fast_exp(float x) {
   constexpr float kLowest = -87.33654f;  // ln of the least normal float
-  constexpr float kHighest = 89.0f;      // past overflow
   constexpr float kLog2e = 1.44269504f;
   // ln 2 in two parts: n times the first, of 10 bits, is exact.
   constexpr float kLn2High = 0.693359375f;
   constexpr float kLn2Low = -2.12194440e-4f;
   // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
   constexpr float kRound = 12582912.0f;
-  constexpr float kMaxShifted = kRound + 127.0f;  // the largest exponent of a float
+  constexpr int32_t kMaxShifted = std::bit_cast<int32_t>(kRound + 127.0f);
 
-  float clamped = x > kHighest ? kHighest : x;  // comparisons written so that NaN passes
-  clamped = clamped < kLowest ? kLowest : clamped;
-  float shifted = clamped * kLog2e + kRound;
-  shifted = shifted > kMaxShifted ? kMaxShifted : shifted;
-  const float n = shifted - kRound;
-  const float r = (clamped - n * kLn2High) - n * kLn2Low;
+  // n stops at 127, the largest exponent: past it r grows, and the product overflows to infinity.
+  // An integer minimum, because gcc turns comparisons of floats into paths it then computes twice.
+  const int32_t shifted = std::min(std::bit_cast<int32_t>(x * kLog2e + kRound), kMaxShifted);
+  const float n = std::bit_cast<float>(shifted) - kRound;
+  const float r = (x - n * kLn2High) - n * kLn2Low;
   float q = 1.3814599e-3f;
   q = q * r + 8.3687169e-3f;
   q = q * r + 4.1668388e-2f;
   q = q * r + 1.6666521e-1f;
   q = q * r + 4.9999993e-1f;
   const float mantissa = (q * r) * r + r + 1.0f;
-  const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127U) << 23;
+  const uint32_t exponent = (static_cast<uint32_t>(shifted) + 127U) << 23;
   const float result = mantissa * std::bit_cast<float>(exponent);
-  return x < kLowest ? 0.0f : result;
+  return x < kLowest ? 0.0f : result;  // false for NaN, which has come through
 }
 inline double fast_exp(double x) { return std::exp(x); }
 

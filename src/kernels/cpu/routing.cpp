@@ -1,0 +1,234 @@
+#include "routing.h"
+
+#include "parallel.h"
+#include "reduction_chunks.h"
+#include "softmax_rows.h"
+
+namespace spillway::kernels::cpu {
+namespace {
+
+constexpr int32_t kNone = -1;
+
+/// Calls f with the C++ type of f32 or f64, the only two that routing knows.
+template <typename F>
+void visit_accumulator(DType dtype, const F& f) {
+  if (dtype == DType::kF64) {
+    f.template operator()<double>();
+  } else {
+    f.template operator()<float>();
+  }
+}
+
+/// The k largest scores in descending order, ties to the lower id. `best` [k] holds the scores
+/// found so far: most candidates cost one comparison with the least of them.
+template <typename A>
+void select_topk(const A* scores, int64_t num_experts, int64_t k, int32_t* ids, A* best) {
+  for (int64_t e = 0; e < num_experts; ++e) {
+    const A score = scores[e];
+    if (e >= k && !(score > best[k - 1])) continue;
+    int64_t place = std::min(e, k - 1);
+    for (; place > 0 && best[place - 1] < score; --place) {
+      best[place] = best[place - 1];
+      ids[place] = ids[place - 1];
+    }
+    best[place] = score;
+    ids[place] = static_cast<int32_t>(e);
+  }
+}
+
+/// True when the weights are a softmax over the chosen logits. Probabilities divided by the sum of
+/// the chosen ones are just that (the sum over all experts cancels), and taken from the logits they
+/// cannot become 0 / 0 for ids whose probabilities underflow.
+bool weights_over_chosen(const RoutingOptions& options, int64_t k) {
+  return !options.softmax_before_topk || (options.normalize_topk && k > 1);
+}
+
+template <typename A>
+void fill_gate(const A* logits, const A* probs, const int32_t* ids, int64_t k,
+               const RoutingOptions& options, A* gate) {
+  const A scale = static_cast<A>(options.scale);
+  if (!weights_over_chosen(options, k)) {
+    for (int64_t j = 0; j < k; ++j) gate[j] = ids[j] == kNone ? A(0) : probs[ids[j]] * scale;
+    return;
+  }
+  A largest = -std::numeric_limits<A>::infinity();
+  for (int64_t j = 0; j < k; ++j) {
+    if (ids[j] != kNone && logits[ids[j]] > largest) largest = logits[ids[j]];
+  }
+  A sum = 0;
+  for (int64_t j = 0; j < k; ++j) {
+    gate[j] = ids[j] == kNone ? A(0) : fast_exp(logits[ids[j]] - largest);
+    sum += gate[j];
+  }
+  for (int64_t j = 0; j < k; ++j) gate[j] = ids[j] == kNone ? A(0) : gate[j] / sum * scale;
+}
+
+void check_ids(const char* op, const Tensor& topk_idx, int64_t num_experts) {
+  const int32_t* ids = topk_idx.data<int32_t>();
+  for (int64_t i = 0; i < topk_idx.numel(); ++i) {
+    SPILLWAY_CHECK(ids[i] >= kNone && ids[i] < num_experts, op, ": expert id ", ids[i],
+                   " at position ", i, " of topk_idx ", topk_idx.shape(), ", it must be in [0, ",
+                   num_experts, ") or -1");
+  }
+}
+
+/// Probabilities of each token, its choice when `choose`, and its weights.
+void fill_routing(Context& ctx, const RouteArgs& args, bool choose) {
+  const int64_t num_experts = args.logits.dim(1);
+  const int64_t k = args.topk_idx.dim(1);
+  const RoutingOptions options = args.options;
+  visit_accumulator(args.logits.dtype(), [&]<typename A>() {
+    const A* logits = args.logits.data<A>();
+    int32_t* ids = args.topk_idx.data<int32_t>();
+    A* gate = args.gate.data<A>();
+    A* probs = args.probs.data<A>();
+    parallel_rows(ctx, args.logits.dim(0), 8 * num_experts, [=](int64_t t) {
+      const A* logits_row = logits + t * num_experts;
+      A* probs_row = probs + t * num_experts;
+      softmax_row(logits_row, num_experts, probs_row);
+      if (choose) {
+        const A* scores = options.softmax_before_topk ? probs_row : logits_row;
+        select_topk(scores, num_experts, k, ids + t * k, gate + t * k);
+      }
+      fill_gate(logits_row, probs_row, ids + t * k, k, options, gate + t * k);
+    });
+  });
+}
+
+/// One token of route_backward. With w = gate / scale:
+///   over the chosen: dlogit_j += w_j (g_j - sum_i w_i g_i), g = scale * d_gate;
+///   probabilities:   dlogits = p (d - sum p d), d = d_probs + g at the chosen ids.
+template <typename A>
+struct BackwardRow {
+  const A* d_gate;
+  const A* d_probs;  // may be null
+  const int32_t* ids;
+  const A* gate;
+  const A* probs;
+  A* dlogits;
+  int64_t num_experts;
+  int64_t k;
+
+  void run(bool over_chosen, A scale, A z_factor) const {
+    for (int64_t e = 0; e < num_experts; ++e) dlogits[e] = d_probs != nullptr ? d_probs[e] : A(0);
+    if (!over_chosen) {
+      for (int64_t j = 0; j < k; ++j) {
+        if (ids[j] != kNone) dlogits[ids[j]] += scale * d_gate[j];
+      }
+    }
+    A dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t e = 0; e < num_experts; ++e) dot += probs[e] * dlogits[e];
+    const A shift = z_factor - dot;
+#pragma omp simd
+    for (int64_t e = 0; e < num_experts; ++e) dlogits[e] = probs[e] * (dlogits[e] + shift);
+    if (over_chosen && scale != A(0)) {
+      A mean = 0;
+      for (int64_t j = 0; j < k; ++j) {
+        if (ids[j] != kNone) mean += gate[j] / scale * d_gate[j];
+      }
+      for (int64_t j = 0; j < k; ++j) {
+        if (ids[j] != kNone) dlogits[ids[j]] += gate[j] * (d_gate[j] - mean);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void route(Context& ctx, const RouteArgs& args) { fill_routing(ctx, args, true); }
+
+void route_given(Context& ctx, const RouteArgs& args) {
+  check_ids("route_given", args.topk_idx, args.logits.dim(1));
+  fill_routing(ctx, args, false);
+}
+
+void route_backward(Context& ctx, const RouteBackwardArgs& args) {
+  const int64_t num_experts = args.logits.dim(1);
+  const int64_t k = args.topk_idx.dim(1);
+  const bool over_chosen = weights_over_chosen(args.options, k);
+  const double z_scale = args.z_scale;
+  visit_accumulator(args.logits.dtype(), [&]<typename A>() {
+    const A* logits = args.logits.data<A>();
+    const BackwardRow<A> first{.d_gate = args.d_gate.data<A>(),
+                               .d_probs = args.d_probs.defined() ? args.d_probs.data<A>() : nullptr,
+                               .ids = args.topk_idx.data<int32_t>(),
+                               .gate = args.gate.data<A>(),
+                               .probs = args.probs.data<A>(),
+                               .dlogits = args.dlogits.data<A>(),
+                               .num_experts = num_experts,
+                               .k = k};
+    const A scale = static_cast<A>(args.options.scale);
+    parallel_rows(ctx, args.logits.dim(0), 8 * num_experts, [=](int64_t t) {
+      BackwardRow<A> row = first;
+      row.d_gate += t * k;
+      if (row.d_probs != nullptr) row.d_probs += t * num_experts;
+      row.ids += t * k;
+      row.gate += t * k;
+      row.probs += t * num_experts;
+      row.dlogits += t * num_experts;
+      A z_factor = 0;
+      if (z_scale != 0.0) {
+        z_factor =
+            static_cast<A>(2.0 * z_scale * log_sum_exp(logits + t * num_experts, num_experts));
+      }
+      row.run(over_chosen, scale, z_factor);
+    });
+  });
+}
+
+void count_experts(Context&, const Tensor& topk_idx, Tensor& counts) {
+  check_ids("count_experts", topk_idx, counts.dim(0));
+  counts.zero();
+  if (topk_idx.numel() == 0 || counts.numel() == 0) return;
+  int64_t* count = counts.data<int64_t>();
+  for (const int32_t id : topk_idx.span<int32_t>()) {
+    if (id != kNone) ++count[id];
+  }
+}
+
+void column_sums(Context& ctx, const Tensor& probs, Tensor& sums, Tensor& partial) {
+  sums.zero();
+  if (probs.numel() == 0) return;
+  const int64_t columns = probs.dim(1);
+  const ReductionChunks chunks = row_chunks(probs.dim(0));
+  double* part = partial.data<double>();
+  visit_accumulator(probs.dtype(), [&]<typename T>() {
+    const T* p = probs.data<T>();
+    parallel_rows(ctx, chunks.count(), chunks.size * columns, [=](int64_t c) {
+      double* out = part + c * columns;
+      std::fill(out, out + columns, 0.0);
+      for (int64_t r = chunks.begin(c); r < chunks.end(c); ++r) {
+#pragma omp simd
+        for (int64_t e = 0; e < columns; ++e)
+          out[e] += static_cast<double>(widen(p[r * columns + e]));
+      }
+    });
+  });
+  double* total = sums.data<double>();
+  for (int64_t c = 0; c < chunks.count(); ++c) {
+    for (int64_t e = 0; e < columns; ++e) total[e] += part[c * columns + e];
+  }
+}
+
+double z_loss_sum(Context& ctx, const Tensor& logits, Tensor& partial) {
+  const int64_t num_experts = logits.dim(1);
+  const ReductionChunks chunks = row_chunks(logits.dim(0));
+  double* part = partial.data<double>();
+  visit_accumulator(logits.dtype(), [&]<typename T>() {
+    const T* x = logits.data<T>();
+    parallel_rows(ctx, chunks.count(), 4 * chunks.size * num_experts, [=](int64_t c) {
+      double sum = 0.0;
+      for (int64_t t = chunks.begin(c); t < chunks.end(c); ++t) {
+        const double lse = log_sum_exp(x + t * num_experts, num_experts);
+        sum += lse * lse;
+      }
+      part[c] = sum;
+    });
+  });
+  double total = 0.0;
+  for (int64_t c = 0; c < chunks.count(); ++c) total += part[c];
+  return total;
+}
+
+}  // namespace spillway::kernels::cpu
