@@ -12,12 +12,14 @@ namespace {
 class AbortOnFailure : public testing::EmptyTestEventListener {
  public:
   explicit AbortOnFailure(spillway::comm::MpiRuntime& mpi) : mpi_(mpi) {}
+  // Remembered here: asking UnitTest for it while it reports a result would wait for a lock that
+  // it holds.
+  void OnTestStart(const testing::TestInfo& test) override { test_ = &test; }
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
     std::cerr << "[rank " << mpi_.world_rank() << " of " << mpi_.world_size() << "] FAILED "
-              << (test == nullptr ? "?" : test->test_suite_name()) << "."
-              << (test == nullptr ? "?" : test->name()) << " at "
+              << (test_ == nullptr ? "?" : test_->test_suite_name()) << "."
+              << (test_ == nullptr ? "?" : test_->name()) << " at "
               << (result.file_name() == nullptr ? "?" : result.file_name()) << ":"
               << result.line_number() << ": " << result.message() << std::endl;
     mpi_.abort(1);
@@ -25,6 +27,7 @@ class AbortOnFailure : public testing::EmptyTestEventListener {
 
  private:
   spillway::comm::MpiRuntime& mpi_;
+  const testing::TestInfo* test_ = nullptr;
 };
 
 }  // namespace

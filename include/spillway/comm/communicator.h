@@ -55,8 +55,11 @@ class Communicator {
 
 /// A group of one; needs no MPI.
 std::unique_ptr<Communicator> make_self_communicator();
-/// All ranks that mpirun started. MPI must be initialised (see MpiRuntime) and outlive it.
-std::unique_ptr<Communicator> make_mpi_world();
+/// The largest single MPI message; longer segments travel in parts. MPI counts are 32-bit.
+inline constexpr int64_t kMaxMessageBytes = int64_t{1} << 30;
+/// All ranks that mpirun started. MPI must be initialised (see MpiRuntime) and outlive it. Equal
+/// `max_message_bytes` on every rank; it and its groups send longer segments in parts.
+std::unique_ptr<Communicator> make_mpi_world(int64_t max_message_bytes = kMaxMessageBytes);
 
 /// Scope of MPI in a process: initialises at construction, finalises at destruction (skipped while
 /// an exception unwinds; then `abort` ends the job). Constructed once, in main.
