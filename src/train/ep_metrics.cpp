@@ -1,6 +1,8 @@
 #include "spillway/train/ep_metrics.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "spillway/plan/sizing.h"
 
@@ -122,6 +124,31 @@ std::vector<EpStepRecord> ep_step_records(const std::vector<RankReport>& reports
     }
   }
   return lines;
+}
+
+std::vector<metrics::ReconfigureRecord> grow_records(const std::vector<EpRecord>& lines) {
+  std::vector<metrics::ReconfigureRecord> records;
+  // What a group held before: the capacity when the step began, or what it grew to since.
+  std::map<std::pair<int64_t, size_t>, int64_t> held;
+  for (const EpRecord& line : lines) {
+    for (size_t group = 0; group < line.capacity_end.size(); ++group) {
+      const auto [it, fresh] = held.try_emplace({line.layer, group}, line.capacity);
+      const int64_t now = line.capacity_end[group];
+      if (now <= it->second) continue;
+      records.push_back({.step = line.step,
+                         .epoch = line.epoch,
+                         .layer = line.layer,
+                         .kind = metrics::ReconfigureKind::kGrow,
+                         .group = static_cast<int64_t>(group),
+                         .micro_batch = line.micro_batch,
+                         .old_capacity = it->second,
+                         .new_capacity = now,
+                         .reason = "demand above capacity",
+                         .mode = "buffers"});
+      it->second = now;
+    }
+  }
+  return records;
 }
 
 metrics::CountersRecord counters_record(const std::vector<RankReport>& reports,

@@ -59,6 +59,26 @@ double RunSummary::last_quarter_capacity_share() const {
   return late_share_count_ == 0 ? 0.0 : late_share_sum_ / static_cast<double>(late_share_count_);
 }
 
+double RunSummary::seconds_a_step() const {
+  return steps_ == 0 ? 0.0 : seconds_ / static_cast<double>(steps_);
+}
+
+std::string progress_line(const metrics::StepRecord& step, int64_t total_steps,
+                          int64_t fullest_layer, double demand_over_capacity, int64_t dropped,
+                          double seconds_left) {
+  std::ostringstream out;
+  out << "step " << step.step << "/" << total_steps << "  loss " << fixed(step.loss, 4) << "  "
+      << static_cast<int64_t>(step.tokens_per_s) << " tokens/s";
+  if (fullest_layer >= 0) {
+    out << "  demand/capacity " << fixed(demand_over_capacity, 2) << " (layer " << fullest_layer
+        << ")  dropped " << dropped;
+  }
+  if (step.skipped) out << "  SKIPPED";
+  const auto seconds = static_cast<int64_t>(seconds_left + 0.5);
+  out << "  ETA " << seconds / 60 << ":" << std::setw(2) << std::setfill('0') << seconds % 60;
+  return out.str();
+}
+
 std::string RunSummary::text(const std::vector<std::string>& baselines) const {
   std::ostringstream out;
   out << "Trained " << steps_ << " steps on " << tokens_ << " tokens in " << fixed(seconds_, 1)

@@ -28,6 +28,8 @@ std::vector<metrics::EpRecord> ep_records(const std::vector<RankReport>& reports
 /// A line a MoE layer.
 std::vector<metrics::EpStepRecord> ep_step_records(const std::vector<RankReport>& reports,
                                                    int64_t step, const EpMetricsContext& context);
+/// A line of kind "grow" for every buffer that an EP group enlarged within the step.
+std::vector<metrics::ReconfigureRecord> grow_records(const std::vector<metrics::EpRecord>& lines);
 metrics::CountersRecord counters_record(const std::vector<RankReport>& reports,
                                         const StepAgreement& agreement, int64_t step);
 

@@ -25,6 +25,8 @@ class RunSummary {
   double last_quarter_capacity_share() const;
   int64_t last_quarter_dropped() const { return late_dropped_; }
   int64_t total_dropped() const { return dropped_; }
+  /// Mean wall time of a step so far.
+  double seconds_a_step() const;
   /// Plain words, several lines. `baselines`: lines about what the loss compares with.
   std::string text(const std::vector<std::string>& baselines) const;
 
@@ -38,5 +40,10 @@ class RunSummary {
   double seconds_ = 0.0, first_loss_ = 0.0, last_loss_ = 0.0;
   std::optional<metrics::EvalRecord> eval_;
 };
+
+/// The line on the console: step, loss, tokens/s, the fullest layer, drops, time left.
+std::string progress_line(const metrics::StepRecord& step, int64_t total_steps,
+                          int64_t fullest_layer, double demand_over_capacity, int64_t dropped,
+                          double seconds_left);
 
 }  // namespace spillway::train

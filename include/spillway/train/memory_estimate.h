@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "spillway/config/config.h"
+
+namespace spillway::train {
+
+/// Bytes of one rank, from the config alone: nothing is allocated.
+struct MemoryEstimate {
+  int64_t weights = 0;
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  int64_t activations = 0;     ///< what the tape holds at the end of a forward, without rows of C
+  int64_t receive_chosen = 0;  ///< all tensors with C rows, at the capacity of the first step
+  int64_t receive_worst_case = 0;  ///< the same at worst case
+};
+
+MemoryEstimate estimate_memory(const config::Config& config);
+/// What `train --validate` prints: parameter counts and the estimate, a line each.
+std::string describe_model(const config::Config& config, int64_t world);
+
+}  // namespace spillway::train

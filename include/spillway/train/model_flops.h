@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+
+#include "spillway/config/config.h"
+
+namespace spillway::train {
+
+/// Floating-point operations of one training step of the whole world: 6 x the parameters that a
+/// token multiplies with (K of E experts; the embedding look-up is none) x tokens, plus causal
+/// attention, 6 x layers x heads x head_dim x seq x tokens. Nothing is taken off for drops.
+double step_flops(const config::Config& config, int64_t world);
+
+/// Bytes that one slot of capacity costs in a MoE layer while the tape holds it: recv_tokens,
+/// recv_gate, the two projections' rows, the activation and the expert output.
+int64_t capacity_sized_row_bytes(const config::Config& config);
+
+}  // namespace spillway::train

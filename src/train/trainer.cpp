@@ -1,0 +1,286 @@
+#include "spillway/train/trainer.h"
+
+#include <chrono>
+#include <cmath>
+
+#include "spillway/config/json.h"
+#include "spillway/core/log.h"
+#include "spillway/data/ngram_entropy.h"
+#include "spillway/optim/grad_norm.h"
+#include "spillway/optim/schedule.h"
+#include "spillway/train/ep_metrics.h"
+#include "spillway/train/evaluation.h"
+#include "spillway/train/model_flops.h"
+#include "spillway/train/replica_check.h"
+#include "spillway/train/version.h"
+
+namespace spillway::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+data::BatchSource open_source(const config::Config& c, const std::vector<std::string>& paths,
+                              const comm::Communicator& world) {
+  return {data::TokenStream::open(paths, c.data.format),
+          {.seq = c.data.seq,
+           .shuffle = c.data.shuffle,
+           .seed = static_cast<uint64_t>(c.run.seed),
+           .layout = {.world = world.size(),
+                      .rank = world.rank(),
+                      .micro_batch = c.train.micro_batch,
+                      .grad_accum = c.train.grad_accum}}};
+}
+
+}  // namespace
+
+Trainer::Trainer(Context& ctx, comm::Communicator& world, const config::Config& config,
+                 SignalGate& signals)
+    : ctx_(ctx),
+      world_(world),
+      config_(config),
+      signals_(signals),
+      topology_(world, static_cast<int>(config.parallel.ep)),
+      store_(ctx,
+             model::parameter_specs(config::decoder_config(config), config::compute_dtype(config)),
+             static_cast<uint64_t>(config.run.seed), config.parallel.ep, topology_.ep_rank()),
+      decoder_(ctx, config::decoder_config(config), store_),
+      optimizer_(ctx, store_, config.optim),
+      sync_(store_, topology_),
+      capacity_(ctx, topology_, config),
+      train_data_(open_source(config, config.data.train, world)),
+      tape_(ctx) {
+  if (!config.data.valid.empty()) {
+    valid_data_ =
+        std::make_unique<data::BatchSource>(open_source(config, config.data.valid, world));
+    // Too little held-out text is said now, not after the last step.
+    valid_data_->num_eval_batches(config.train.eval_steps);
+  }
+  sync_.attach(tape_);
+}
+
+RankReport Trainer::forward_backward(int64_t step) {
+  RankReport report;
+  const int64_t cells = world_.size() * config_.train.grad_accum;
+  const int64_t tokens = config::sequences_per_step(config_, world_.size()) * config_.data.seq;
+  store_.zero_gradients();
+  ctx_.counters().reset();
+  ctx_.allocator()->reset_peaks();
+  for (int64_t m = 0; m < config_.train.grad_accum; ++m) {
+    const data::Batch batch = train_data_.batch(ctx_, step, m);
+    if (m + 1 == config_.train.grad_accum) sync_.begin_last_micro_batch();
+    const moe::MoeCall call{.session = capacity_.session(),
+                            .step = step,
+                            .micro_batch = m,
+                            .fused = config_.ep.fused_prepare,
+                            .cell_scale = 1.0 / static_cast<double>(cells),
+                            .token_scale = 1.0 / static_cast<double>(tokens),
+                            .records = &report.layers};
+    const model::ForwardResult result = decoder_.forward(tape_, batch.tokens, batch.targets, call);
+    tape_.backward(result.objective);
+    report.loss_sum += result.loss_sum;
+    report.aux_loss += result.aux_loss;
+    report.z_loss += result.z_loss;
+  }
+  sync_.finish(ctx_);
+
+  report.norm_squares = optim::norm_squares_contribution(ctx_, store_, topology_);
+  report.finite = std::isfinite(report.loss_sum) ? 1 : 0;
+  report.counters = ctx_.counters().total();
+  report.backward_counters = ctx_.counters().backward();
+  report.mem_peak_bytes = ctx_.allocator()->total().peak_bytes;
+  for (const moe::LayerRecord& layer : report.layers) {
+    report.dropped_assignments +=
+        layer.ledger.dropped_assignments[static_cast<size_t>(topology_.ep_rank())];
+  }
+  if (config_.capacity.on_overflow == capacity::OnOverflow::kSkip) {
+    report.skip = report.dropped_assignments > 0 ? 1 : 0;
+  }
+  const PendingSignals pending = signals_.take();
+  report.stop = pending.stop ? 1 : 0;
+  report.checkpoint = pending.checkpoint ? 1 : 0;
+  return report;
+}
+
+void Trainer::update(int64_t step, const StepAgreement& agreement) {
+  const double lr = optim::learning_rate(config_.optim, step, config_.train.steps);
+  optimizer_.step(ctx_, lr, optim::clip_scale(agreement.grad_norm, config_.optim.clip), ++updates_);
+}
+
+Trainer::StepResult Trainer::step(int64_t step) {
+  const Clock::time_point start = Clock::now();
+  step_capacities_ = capacity_.capacities();
+  step_epoch_ = capacity_.session().epoch();
+  const RankReport report = forward_backward(step);
+  const StepMessage message =
+      exchange_reports(world_, report, static_cast<int64_t>(capacity_.layer_ids().size()));
+  const StepAgreement& agreement = message.agreement;
+  if (agreement.counters_differ_on >= 0) {
+    throw CommError(str("step ", step, ": rank ", agreement.counters_differ_on,
+                        " counted other EP calls than rank 0"));
+  }
+  const bool finite = agreement.finite != 0;
+  if (!finite && config_.train.on_nonfinite == config::OnNonfinite::kStop) {
+    throw DivergedError(str("step ", step, ": loss or gradients are not finite (loss sum ",
+                            agreement.loss_sum, ", gradient norm ", agreement.grad_norm,
+                            "): lower optim.lr, or set train.on_nonfinite to \"skip\""));
+  }
+  const bool updated = finite && agreement.skip == 0;
+  if (updated) update(step, agreement);
+  StepResult result = describe(step, message, 0.0, updated);
+  result.reconfigures = capacity_.after_step(step, agreement);
+  if (config_.train.check_replicas > 0 && step % config_.train.check_replicas == 0) {
+    check_replicas(store_, topology_);
+  }
+  stop_ = agreement.stop != 0;
+  result.record.step_ms = ms_since(start);
+  const double seconds = result.record.step_ms / 1000.0;
+  result.record.tokens_per_s = static_cast<double>(result.record.tokens) / seconds;
+  result.record.tflops =
+      step_flops(config_, world_.size()) / seconds / static_cast<double>(world_.size()) / 1e12;
+  return result;
+}
+
+Trainer::StepResult Trainer::describe(int64_t step, const StepMessage& message, double step_ms,
+                                      bool updated) {
+  const StepAgreement& agreement = message.agreement;
+  StepResult result;
+  result.agreement = agreement;
+  const int64_t tokens = config::sequences_per_step(config_, world_.size()) * config_.data.seq;
+  result.record = {.step = step,
+                   .loss = agreement.loss_sum / static_cast<double>(tokens),
+                   .aux_loss = agreement.aux_loss,
+                   .z_loss = agreement.z_loss,
+                   .grad_norm = agreement.grad_norm,
+                   .lr = optim::learning_rate(config_.optim, step, config_.train.steps),
+                   .tokens = tokens,
+                   .step_ms = step_ms,
+                   .mem_peak_bytes = agreement.mem_peak_bytes,
+                   .skipped = !updated};
+  if (message.reports.empty()) return result;
+  const EpMetricsContext context{.ep = topology_.ep(),
+                                 .dp = topology_.dp(),
+                                 .num_experts = config_.moe.experts,
+                                 .top_k = config_.moe.top_k,
+                                 .alignment = config_.moe.alignment,
+                                 .epoch = step_epoch_,
+                                 .layer_ids = capacity_.layer_ids(),
+                                 .capacity = step_capacities_,
+                                 .capacity_sized_row_bytes = capacity_sized_row_bytes(config_)};
+  result.counters = counters_record(message.reports, agreement, step);
+  if (!capacity_.has_experts()) return result;
+  result.ep = ep_records(message.reports, step, context);
+  result.ep_step = ep_step_records(message.reports, step, context);
+  return result;
+}
+
+void Trainer::write_run_record() {
+  const model::ParameterCounts counts = model::count_parameters(config::decoder_config(config_));
+  sink_->write(metrics::RunRecord{.config_json = config::to_json_text(config_, -1),
+                                  .git_commit = source_version(),
+                                  .world = world_.size(),
+                                  .ep = topology_.ep(),
+                                  .dp = topology_.dp(),
+                                  .device = device_name(ctx_.device()),
+                                  .threads = ctx_.num_threads(),
+                                  .parameters_total = counts.total,
+                                  .parameters_active = counts.active});
+  sink_->flush();
+}
+
+void Trainer::write(const StepResult& result) {
+  sink_->write(result.record);
+  if (config::full_ep_lines(config_, world_.size())) {
+    for (const metrics::EpRecord& line : result.ep) sink_->write(line);
+  }
+  for (const metrics::EpStepRecord& line : result.ep_step) sink_->write(line);
+  sink_->write(result.counters);
+  for (const metrics::ReconfigureRecord& line : grow_records(result.ep)) {
+    sink_->write(line);
+    summary_->add_reconfigure(line);
+  }
+  for (const metrics::ReconfigureRecord& line : result.reconfigures) {
+    sink_->write(line);
+    summary_->add_reconfigure(line);
+  }
+  sink_->flush();
+  const int64_t assignments =
+      result.record.tokens * config_.moe.top_k * static_cast<int64_t>(capacity_.layer_ids().size());
+  summary_->add_step(result.record, result.ep_step, assignments);
+}
+
+void Trainer::evaluate_and_write(int64_t step) {
+  const EvalResult result =
+      evaluate(ctx_, world_, config_, decoder_, *valid_data_, capacity_, signals_, step);
+  stop_ = stop_ || result.stopped;
+  if (!sink_) return;
+  const metrics::EvalRecord record{.step = step,
+                                   .loss = result.loss,
+                                   .tokens = result.tokens,
+                                   .dropped_assignments = result.dropped_assignments};
+  sink_->write(record);
+  sink_->flush();
+  summary_->set_eval(record);
+  log::info("step ", step, " held-out loss ", result.loss, " over ", result.tokens, " tokens");
+}
+
+void Trainer::run() {
+  if (world_.rank() == 0) {
+    sink_ = std::make_unique<metrics::JsonlSink>(config_.run.dir + "/" + config_.log.metrics);
+    summary_ = std::make_unique<RunSummary>(config_.train.steps, capacity_.facts().worst_case_slots,
+                                            capacity_.facts().balanced_slots);
+    write_run_record();
+  }
+  const int64_t eval_every = config_.train.eval_every;
+  int64_t evaluated_after = 0;
+  int64_t last = 0;
+  for (int64_t s = 1; s <= config_.train.steps && !stop_; ++s) {
+    const StepResult result = step(s);
+    last = s;
+    if (sink_) write(result);
+    const bool show =
+        config_.log.every > 0 && (s == 1 || s % config_.log.every == 0 || s == config_.train.steps);
+    if (sink_ && show) show_progress(result);
+    if (valid_data_ && eval_every > 0 && s % eval_every == 0 && !stop_) {
+      evaluate_and_write(s);
+      evaluated_after = s;
+    }
+  }
+  if (stop_) {
+    log::info("asked to stop: ended after step ", last, " of ", config_.train.steps);
+    return;
+  }
+  if (valid_data_ && evaluated_after != last) evaluate_and_write(last);
+}
+
+void Trainer::show_progress(const StepResult& result) const {
+  double worst = 0.0;
+  int64_t dropped = 0, worst_layer = -1;
+  for (const metrics::EpStepRecord& layer : result.ep_step) {
+    const double share =
+        static_cast<double>(layer.max_total_recv_tokens) / static_cast<double>(layer.capacity);
+    dropped += layer.dropped_assignments.value_or(0);
+    if (share <= worst) continue;
+    worst = share;
+    worst_layer = layer.layer;
+  }
+  const double left = static_cast<double>(config_.train.steps - result.record.step);
+  log::info(progress_line(result.record, config_.train.steps, worst_layer, worst, dropped,
+                          left * summary_->seconds_a_step()));
+}
+
+std::string Trainer::summary_text() const {
+  std::vector<std::string> baselines;
+  if (config_.data.format == data::TokenFormat::kText && valid_data_) {
+    const data::NgramEntropy entropy =
+        data::ngram_entropy(data::TokenStream::open(config_.data.train, config_.data.format));
+    baselines.push_back(str("  For comparison, byte contexts counted on the training text: bigram ",
+                            entropy.bigram, ", trigram ", entropy.trigram, " nats a byte."));
+  }
+  return summary_->text(baselines);
+}
+
+}  // namespace spillway::train
