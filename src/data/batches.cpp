@@ -1,7 +1,6 @@
 #include "spillway/data/batches.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "spillway/core/error.h"
@@ -15,24 +14,23 @@ namespace {
 class TrainingOrder {
  public:
   TrainingOrder(int64_t num_sequences, const BatchOptions& options)
-      : num_sequences_(num_sequences), options_(options) {}
+      : options_(options), order_(num_sequences, options.seed, 0) {}
 
   int64_t operator()(int64_t g) {
-    const int64_t epoch = g / num_sequences_;
-    const int64_t position = g % num_sequences_;
+    const int64_t epoch = g / order_.size();
+    const int64_t position = g % order_.size();
     if (!options_.shuffle) return position;
-    if (!order_ || epoch != epoch_) {
-      order_.emplace(num_sequences_, options_.seed, static_cast<uint64_t>(epoch));
+    if (epoch != epoch_) {
+      order_ = Permutation(order_.size(), options_.seed, static_cast<uint64_t>(epoch));
       epoch_ = epoch;
     }
-    return (*order_)(position);
+    return order_(position);
   }
 
  private:
-  int64_t num_sequences_;
   const BatchOptions& options_;
-  int64_t epoch_ = -1;
-  std::optional<Permutation> order_;
+  int64_t epoch_ = 0;
+  Permutation order_;
 };
 
 void check_layout(const BatchOptions& options) {
