@@ -11,6 +11,9 @@ SignalGate::SignalGate() {
   sigaddset(&watched_, SIGUSR1);
   sigaddset(&watched_, SIGUSR2);
   pthread_sigmask(SIG_BLOCK, &watched_, &before_);
+  // A launcher may have started this process with them ignored: then they would not be kept.
+  std::signal(SIGUSR1, SIG_DFL);
+  std::signal(SIGUSR2, SIG_DFL);
 }
 
 SignalGate::~SignalGate() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
