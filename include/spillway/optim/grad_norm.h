@@ -1,0 +1,28 @@
+#pragma once
+// The norm of the whole model's gradient, and clipping. All of it is about gradients that have been
+// summed over ranks (GradientSync::finish).
+
+#include "spillway/comm/topology.h"
+#include "spillway/nn/parameter.h"
+
+namespace spillway::optim {
+
+/// Sum of squares over this rank's gradients of one sync group, in f64 and in an order that depends
+/// on neither threads nor ranks. 0 for a group without parameters.
+double local_norm_squares(Context& ctx, nn::ParameterStore& store, nn::SyncGroup group);
+
+/// What this rank adds to norm^2. Summed over the world it counts dense parameters once (rank 0)
+/// and the experts of one full EP group once (the ranks of the first group). No collective: the sum
+/// travels in the step's world message.
+double norm_squares_contribution(Context& ctx, nn::ParameterStore& store,
+                                 const comm::Topology& topology);
+
+/// True when none of this rank's gradients is NaN or infinite.
+bool gradients_finite(Context& ctx, nn::ParameterStore& store);
+
+/// Factor on gradients: min(1, clip / norm), exactly; no epsilon is added to the norm, so a clipped
+/// gradient has the norm `clip` to rounding. 1 when clip is 0 (no clipping) or norm is 0. Throws
+/// Error when clip < 0, or when clip > 0 and norm is not finite: such a step must not be taken.
+double clip_scale(double norm, double clip);
+
+}  // namespace spillway::optim

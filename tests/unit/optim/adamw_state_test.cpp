@@ -1,0 +1,132 @@
+// What AdamW keeps: its size, and what a checkpoint writes and restores.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "small_model.h"
+#include "spillway/optim/adamw.h"
+
+namespace spillway::optim {
+namespace {
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.bytes() == b.bytes() &&
+         std::memcmp(a.raw_data(), b.raw_data(), static_cast<size_t>(a.bytes())) == 0;
+}
+
+// Elements of the flat layout at ep = 1: sizes 42, 6, 24, 42 (dense) and 240, 120 (experts), each
+// rounded up to 16.
+constexpr int64_t kFlatElements = (48 + 16 + 32 + 48) + (240 + 128);
+
+class AdamWState : public testing::TestWithParam<DType> {
+ protected:
+  void train(nn::ParameterStore& store, AdamW& adamw, int64_t first, int64_t last) {
+    for (int64_t t = first; t <= last; ++t) {
+      fill_gradients(store, 0, [&](int64_t position, int64_t i) {
+        return static_cast<float>((position * 31 + i * 7 + t * 13) % 17 - 8);
+      });
+      adamw.step(ctx_, 0.01, 1.0, t);
+    }
+  }
+  Context ctx_;
+};
+
+TEST_P(AdamWState, BytesAreWhatTheAllocatorCounts) {
+  nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed, 1, 0);
+  ASSERT_EQ(ctx_.allocator()->use(Purpose::kOptimizer).current_bytes, 0);
+  const AdamW adamw(ctx_, store, {});
+  const int64_t arrays = GetParam() == DType::kF32 ? 2 : 3;
+  EXPECT_EQ(adamw.bytes(), arrays * 4 * kFlatElements);
+  EXPECT_EQ(ctx_.allocator()->use(Purpose::kOptimizer).current_bytes, adamw.bytes());
+}
+
+TEST_P(AdamWState, MasterStartsAsTheValueAndMomentsAtZero) {
+  nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed, 2, 1);
+  AdamW adamw(ctx_, store, {});
+  for (nn::Parameter& p : store.all()) {
+    const std::string& name = p.spec.name;
+    for (Tensor* state : {&adamw.master(name), &adamw.m(name), &adamw.v(name)}) {
+      EXPECT_EQ(state->shape(), p.value.shape()) << name;
+      EXPECT_EQ(state->dtype(), DType::kF32) << name;
+    }
+    EXPECT_EQ(adamw.master(name).shares_storage(p.value), GetParam() == DType::kF32) << name;
+    for (int64_t i = 0; i < p.value.numel(); ++i) {
+      const float value = GetParam() == DType::kF32 ? p.value.data<float>()[i]
+                                                    : static_cast<float>(p.value.data<bf16>()[i]);
+      ASSERT_EQ(adamw.master(name).data<float>()[i], value) << name << " " << i;
+      ASSERT_EQ(adamw.m(name).data<float>()[i], 0.0F) << name << " " << i;
+      ASSERT_EQ(adamw.v(name).data<float>()[i], 0.0F) << name << " " << i;
+    }
+  }
+}
+
+TEST_P(AdamWState, ARestoredOneContinuesBitForBit) {
+  nn::ParameterStore straight_store(ctx_, small_model(GetParam()), kModelSeed, 1, 0);
+  AdamW straight(ctx_, straight_store, {});
+  train(straight_store, straight, 1, 4);
+
+  nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed + 1, 1, 0);
+  AdamW restored(ctx_, store, {});
+  for (const nn::Parameter& p : store.all()) {
+    const std::string& name = p.spec.name;
+    copy(straight.master(name), restored.master(name));
+    copy(straight.m(name), restored.m(name));
+    copy(straight.v(name), restored.v(name));
+  }
+  restored.refresh_values(ctx_);
+  for (const nn::Parameter& p : store.all()) {
+    EXPECT_TRUE(same_bits(p.value, straight_store.at(p.spec.name).value)) << p.spec.name;
+  }
+  train(straight_store, straight, 5, 8);
+  train(store, restored, 5, 8);
+  for (const nn::Parameter& p : store.all()) {
+    const std::string& name = p.spec.name;
+    EXPECT_TRUE(same_bits(p.value, straight_store.at(name).value)) << name;
+    EXPECT_TRUE(same_bits(restored.m(name), straight.m(name))) << name;
+    EXPECT_TRUE(same_bits(restored.v(name), straight.v(name))) << name;
+  }
+}
+
+TEST_P(AdamWState, UnknownNamesAndStepsAreErrors) {
+  nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed, 1, 0);
+  AdamW adamw(ctx_, store, {});
+  EXPECT_THROW(adamw.step(ctx_, 0.1, 1.0, 0), Error);
+  try {
+    adamw.v("no.such");
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("no.such"), std::string::npos) << error.what();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, AdamWState, testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& test) { return std::string(dtype_name(test.param)); });
+
+TEST(AdamWStateOf, AnF64ModelIsRefused) {
+  Context ctx;
+  nn::ParameterStore store(ctx, small_model(DType::kF64), kModelSeed, 1, 0);
+  try {
+    const AdamW adamw(ctx, store, {});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("f64"), std::string::npos) << error.what();
+  }
+}
+
+TEST(AdamWStateOf, AModelWithoutExpertsOrWithoutAnything) {
+  Context ctx;
+  nn::ParameterStore nothing(ctx, {}, kModelSeed, 1, 0);
+  AdamW of_nothing(ctx, nothing, {});
+  of_nothing.step(ctx, 0.1, 1.0, 1);
+  EXPECT_EQ(of_nothing.bytes(), 0);
+
+  nn::ParameterStore dense(ctx, {spec_of("w", {2, 8}, DType::kF32)}, kModelSeed, 1, 0);
+  AdamW of_dense(ctx, dense, {});
+  of_dense.step(ctx, 0.1, 1.0, 1);
+  EXPECT_EQ(of_dense.bytes(), 2 * 4 * 16);
+}
+
+}  // namespace
+}  // namespace spillway::optim
