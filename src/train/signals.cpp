@@ -10,13 +10,20 @@ SignalGate::SignalGate() {
   sigemptyset(&watched_);
   sigaddset(&watched_, SIGUSR1);
   sigaddset(&watched_, SIGUSR2);
-  pthread_sigmask(SIG_BLOCK, &watched_, &before_);
+  pthread_sigmask(SIG_BLOCK, &watched_, &mask_before_);
   // A launcher may have started this process with them ignored: then they would not be kept.
-  std::signal(SIGUSR1, SIG_DFL);
-  std::signal(SIGUSR2, SIG_DFL);
+  struct sigaction keep = {};
+  keep.sa_handler = SIG_DFL;
+  sigaction(SIGUSR1, &keep, &usr1_before_);
+  sigaction(SIGUSR2, &keep, &usr2_before_);
 }
 
-SignalGate::~SignalGate() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+SignalGate::~SignalGate() {
+  sigaction(SIGUSR1, &usr1_before_, nullptr);
+  sigaction(SIGUSR2, &usr2_before_, nullptr);
+  take();
+  pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+}
 
 PendingSignals SignalGate::take() {
   PendingSignals pending;

@@ -10,7 +10,8 @@ struct PendingSignals {
 };
 
 /// Holds SIGUSR1 and SIGUSR2 back while it lives and hands them out when asked: no handler, no
-/// global state, nothing is interrupted. Construct before any thread starts.
+/// global state, nothing is interrupted. Construct before any thread starts; the destructor drops
+/// what has not been asked for and puts everything back.
 class SignalGate {
  public:
   SignalGate();
@@ -23,7 +24,9 @@ class SignalGate {
 
  private:
   sigset_t watched_;
-  sigset_t before_;
+  sigset_t mask_before_;
+  struct sigaction usr1_before_;
+  struct sigaction usr2_before_;
 };
 
 }  // namespace spillway::train
