@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "spillway/comm/communicator.h"
+#include "spillway/config/config.h"
+
+namespace spillway::train {
+
+/// The command line of `train`.
+struct RunOptions {
+  std::string config_path;
+  std::vector<std::string> assignments;  ///< --set a.b.c=JSON, in order
+  std::string run_dir;                   ///< --run-dir; empty: the config's
+  std::string resume;                    ///< --resume; empty: the config's
+  bool validate = false;
+  int world = 0;  ///< --validate --world N: ranks to check for; 0: those that run
+};
+
+/// An error that every rank of the world has: the job ends in good order, one rank speaks.
+struct SharedError : Error {
+  using Error::Error;
+};
+
+/// Collective of the world. Rank 0 reads and checks the config, and makes the run directory unless
+/// it only validates; every rank returns the same config, or throws SharedError with the same text
+/// and exit code. So a file is read once, and no rank waits for one that failed.
+config::Config shared_config(comm::Communicator& world, const RunOptions& options);
+
+}  // namespace spillway::train

@@ -1,0 +1,63 @@
+#include "spillway/train/run_options.h"
+
+#include "spillway/config/json.h"
+#include "spillway/config/validate.h"
+#include "spillway/core/log.h"
+#include "spillway/train/fatal_mark.h"
+#include "spillway/train/run_dir.h"
+#include "wire.h"
+
+namespace spillway::train {
+namespace {
+
+/// Everything that can be wrong before anything is allocated.
+std::string checked_config(const RunOptions& options, int world) {
+  if (options.world > 0 && !options.validate) {
+    throw ConfigError(str("--world ", options.world, ": allowed with --validate only"));
+  }
+  std::vector<std::string> assignments = options.assignments;
+  if (!options.run_dir.empty()) assignments.push_back("run.dir=" + options.run_dir);
+  if (!options.resume.empty()) assignments.push_back("checkpoint.resume=" + options.resume);
+  const config::Config config = config::load(options.config_path, assignments);
+  const int ranks = options.world > 0 ? options.world : world;
+  for (const std::string& warning :
+       config::validate(config, ranks, {.accept_cuda = options.validate})) {
+    log::warning(warning);
+  }
+  if (!options.validate) {
+    prepare_run_dir(config.run.dir, config.log.metrics);
+    remove_fatal_mark(config.run.dir);
+  }
+  return config::to_json_text(config);
+}
+
+}  // namespace
+
+config::Config shared_config(comm::Communicator& world, const RunOptions& options) {
+  int code = static_cast<int>(ExitCode::kDone);
+  std::string text;
+  if (world.rank() == 0) {
+    try {
+      text = checked_config(options, world.size());
+    } catch (const Error& error) {
+      code = static_cast<int>(error.exit_code());
+      text = error.what();
+    }
+  }
+  WireWriter writer;
+  writer.put(code);
+  writer.put(std::vector<char>(text.begin(), text.end()));
+  std::vector<std::byte> message = std::move(writer.bytes());
+  world.broadcast_from_root(message);
+  WireReader reader(message);
+  std::vector<char> characters;
+  reader.get(code);
+  reader.get(characters);
+  text.assign(characters.begin(), characters.end());
+  if (code != static_cast<int>(ExitCode::kDone)) {
+    throw SharedError(text, static_cast<ExitCode>(code));
+  }
+  return config::parse(text);
+}
+
+}  // namespace spillway::train
