@@ -1,7 +1,9 @@
 #include "json_text.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -83,8 +85,28 @@ Json parse_tracked(const std::string& text, PathTracker& tracker) {
   });
 }
 
-[[noreturn]] void fail_out_of_range(const PathTracker& tracker) {
-  fail(tracker.path(), "a number out of range", "a number of at most 1.7e308");
+// `byte` counts from 1. The library's own column is 0 when a number ends the line.
+std::string place_in(std::string_view text, size_t byte) {
+  const std::string_view before = text.substr(0, byte == 0 ? 0 : byte - 1);
+  const size_t newline = before.rfind('\n');
+  const size_t line_start = newline == std::string_view::npos ? 0 : newline + 1;
+  return str("line ", 1 + std::count(before.begin(), before.end(), '\n'), ", column ",
+             before.size() - line_start + 1);
+}
+
+// From the library's "[json.exception...] parse error at line L, column C: REASON".
+std::string_view reason_of(std::string_view what) {
+  const size_t column = what.find("column ");
+  const size_t colon = what.find(": ", column == std::string_view::npos ? 0 : column);
+  return colon == std::string_view::npos ? what : what.substr(colon + 2);
+}
+
+// The library's text ends with the number in single quotes.
+[[noreturn]] void fail_out_of_range(const PathTracker& tracker, std::string_view what) {
+  const size_t quote = what.find('\'');
+  std::string_view number = quote == std::string_view::npos ? what : what.substr(quote + 1);
+  if (number.ends_with('\'')) number.remove_suffix(1);
+  fail(tracker.path(), number, "a number of at most 1.7e308");
 }
 
 }  // namespace
@@ -95,15 +117,10 @@ Json parse_json(const std::string& text, const std::string& source, const std::s
   try {
     return parse_tracked(text, tracker);
   } catch (const Json::parse_error& error) {
-    // The library's text: "[json.exception...] parse error at line L, column C: ...".
-    constexpr std::string_view kBeforePlace = "parse error at ";
-    const std::string_view all = error.what();
-    const size_t at = all.find(kBeforePlace);
-    const std::string_view place =
-        at == std::string_view::npos ? all : all.substr(at + kBeforePlace.size());
-    throw ConfigError(one_line(str(shortened(source, kMaxSourceLength), " is not JSON; ", place)));
-  } catch (const Json::out_of_range&) {
-    fail_out_of_range(tracker);
+    throw ConfigError(one_line(str(shortened(source, kMaxSourceLength), " is not JSON; ",
+                                   place_in(text, error.byte), ": ", reason_of(error.what()))));
+  } catch (const Json::out_of_range& error) {
+    fail_out_of_range(tracker, error.what());
   }
 }
 
@@ -114,8 +131,8 @@ bool try_parse_json(const std::string& text, const std::string& root, Json& valu
     return true;
   } catch (const Json::parse_error&) {
     return false;
-  } catch (const Json::out_of_range&) {
-    fail_out_of_range(tracker);
+  } catch (const Json::out_of_range& error) {
+    fail_out_of_range(tracker, error.what());
   }
 }
 
