@@ -15,7 +15,7 @@ namespace {
 
 // Measured with oneDNN 2.6 on AMX: primitives for exact shapes are up to twice as fast as ones with
 // run-time dimensions, but take 0.6 ms to make. So sizes that change from step to step are cut into
-// few distinct ones: blocks of 256 rows (512 of depth), the rest in a multiple of 32 and a tail.
+// few distinct ones: blocks of 256 rows (512 of depth), then a multiple of 32, then what is left.
 constexpr int64_t kBlockDepth = 512;
 constexpr int64_t kTile = 32;
 
@@ -99,7 +99,7 @@ void bf16_by_rows(Context& ctx, OnednnBf16& onednn, const Gemm& g) {
   int64_t done = 0;
   while (done < g.m) {
     const int64_t left = g.m - done;
-    const int64_t rows = left < kTile ? left : std::min(kGemmTaskRows, round_down(left, kTile));
+    const int64_t rows = left < 2 * kTile ? left : std::min(kGemmTaskRows, round_down(left, kTile));
     onednn.run(ctx, g.rows(done, done + rows));
     done += rows;
   }
