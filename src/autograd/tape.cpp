@@ -24,13 +24,14 @@ std::vector<std::shared_ptr<Gradient>> Tape::append(
   for (const Variable& input : inputs) needed = needed || input.requires_grad();
   if (!recording_ || !needed) return gradients;
 
-  Entry entry{op, {}, {}, std::move(backward)};
+  Entry entry{op, {}, {}, std::move(backward), nullptr};
   for (const Variable& input : inputs) {
     entry.inputs.push_back(input.gradient_);
     // Uses are counted when a region runs forward, and walked when it has been run again.
     if (input.gradient_ && input.gradient_->is_leaf() && mode_ != Mode::kRecompute) {
       ++input.gradient_->pending_uses_;
-      open_leaves_.insert(input.gradient_.get());
+      open_leaves_.insert(input.gradient_);
+      if (mode_ == Mode::kRegionForward) region_->leaf_uses.push_back(input.gradient_);
     }
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -101,17 +102,20 @@ void Tape::walk() {
     if (reached) {
       Backward b(ctx_, std::move(gradients), entry.inputs);
       entry.backward(b);
+    } else if (entry.region) {
+      // Nothing downstream used it and it is not run again: its leaves are done all the same.
+      for (const auto& leaf : entry.region->leaf_uses) leaf_walked(leaf);
     }
     for (const auto& input : entry.inputs) {
-      if (input && input->is_leaf()) leaf_walked(*input);
+      if (input && input->is_leaf()) leaf_walked(input);
     }
   }
 }
 
-void Tape::leaf_walked(Gradient& leaf) {
-  if (--leaf.pending_uses_ > 0) return;
-  open_leaves_.erase(&leaf);
-  if (leaf_hook_) leaf_hook_(leaf.name());
+void Tape::leaf_walked(const std::shared_ptr<Gradient>& leaf) {
+  if (--leaf->pending_uses_ > 0) return;
+  open_leaves_.erase(leaf);
+  if (leaf_hook_) leaf_hook_(leaf->name());
 }
 
 std::vector<Variable> Tape::region(const RegionOptions& options, const Variable& x,
@@ -141,10 +145,13 @@ std::vector<Variable> Tape::region(const RegionOptions& options, const Variable&
   // gradients.
   const Variable anchor =
       make(Tensor(), {}, DType::kF32, std::make_shared<Gradient>(Shape{}, DType::kF32));
-  return record("region", std::move(values), {x, anchor},
-                [this, state, x_value = x.value(), body = std::move(body)](Backward& b) {
-                  recompute(b, *state, x_value, body);
-                });
+  auto backward = [this, state, x_value = x.value(), body = std::move(body)](Backward& b) {
+    recompute(b, *state, x_value, body);
+  };
+  std::vector<Variable> outputs =
+      record("region", std::move(values), {x, anchor}, std::move(backward));
+  entries_.back().region = std::move(state);
+  return outputs;
 }
 
 void Tape::recompute(Backward& b, RegionState& state, const Tensor& x, const RegionBody& body) {
@@ -179,7 +186,7 @@ void Tape::recompute(Backward& b, RegionState& state, const Tensor& x, const Reg
 }
 
 void Tape::clear() {
-  for (Gradient* leaf : open_leaves_) leaf->pending_uses_ = 0;
+  for (const auto& leaf : open_leaves_) leaf->pending_uses_ = 0;
   open_leaves_.clear();
   entries_.clear();
 }

@@ -42,12 +42,13 @@ DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions&
       std::make_shared<const Zones>(Zones{prepare.handle.zone_begin, prepare.handle.token_counts});
   std::vector<Variable> outputs = tape.record(
       "dispatch", {result.dispatch.recv_tokens, result.dispatch.recv_gate}, {x, gate},
-      [&session, handle = prepare.handle](Backward& b) {
+      [&session, handle = prepare.handle, rows = result.dispatch.recv_tokens.shape(),
+       dtype = x.dtype()](Backward& b) {
+        Tensor d_recv = b.take_grad(0);
         Tensor d_gate = b.take_grad(1);
-        if (!d_gate.defined()) {
-          d_gate = Tensor::zeros(b.ctx(), {b.grad(0).dim(0)}, accumulator_dtype(b.grad(0).dtype()));
-        }
-        ep::DispatchBackwardResult back = session.dispatch_backward(handle, b.grad(0), d_gate);
+        if (!d_recv.defined()) d_recv = Tensor::zeros(b.ctx(), rows, dtype);
+        if (!d_gate.defined()) d_gate = Tensor::zeros(b.ctx(), {rows[0]}, accumulator_dtype(dtype));
+        ep::DispatchBackwardResult back = session.dispatch_backward(handle, d_recv, d_gate);
         b.give(0, std::move(back.dx));
         b.give(1, std::move(back.d_gate));
       });

@@ -52,6 +52,8 @@ class Tape {
  public:
   /// `recording` false: values only (evaluation).
   explicit Tape(Context& ctx, bool recording = true) : ctx_(ctx), recording_(recording) {}
+  /// Forgets uses of leaves that were recorded and never walked (a forward that failed).
+  ~Tape() { clear(); }
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
@@ -97,15 +99,17 @@ class Tape {
 
  private:
   enum class Mode { kNormal, kRegionForward, kRecompute };
+  struct RegionState {
+    std::set<std::string, std::less<>> save;
+    std::map<std::string, std::deque<std::any>, std::less<>> kept;  // a name: in order of asking
+    std::vector<std::shared_ptr<Gradient>> leaf_uses;               // of its forward, in order
+  };
   struct Entry {
     const char* op;
     std::vector<std::shared_ptr<Gradient>> inputs;
     std::vector<std::shared_ptr<Gradient>> outputs;
     BackwardFn backward;
-  };
-  struct RegionState {
-    std::set<std::string, std::less<>> save;
-    std::map<std::string, std::deque<std::any>, std::less<>> kept;  // a name: in order of asking
+    std::shared_ptr<RegionState> region;  // of a recompute region, else null
   };
   std::vector<std::shared_ptr<Gradient>> append(const char* op,
                                                 const std::vector<std::pair<Shape, DType>>& outputs,
@@ -113,7 +117,7 @@ class Tape {
                                                 BackwardFn backward);
   static Variable make(Tensor value, Shape shape, DType dtype, std::shared_ptr<Gradient> gradient);
   void walk();
-  void leaf_walked(Gradient& leaf);
+  void leaf_walked(const std::shared_ptr<Gradient>& leaf);
   void recompute(Backward& b, RegionState& state, const Tensor& x, const RegionBody& body);
 
   Context& ctx_;
@@ -121,7 +125,7 @@ class Tape {
   Mode mode_ = Mode::kNormal;
   RegionState* region_ = nullptr;
   std::vector<Entry> entries_;
-  std::set<Gradient*> open_leaves_;
+  std::set<std::shared_ptr<Gradient>> open_leaves_;
   std::function<void(const std::string&)> leaf_hook_;
 };
 
