@@ -37,11 +37,12 @@ struct Gemm {
   Gemm depth(int64_t begin, int64_t end) const;
 };
 
-/// On all threads of the context. Not for use inside a parallel region.
+/// On all threads of the context; same bits for the same sizes and number of threads. Not for use
+/// inside a parallel region.
 void gemm(Context& ctx, const Gemm& g);
 
-/// Says what `gemm_task` calls may need before the region that makes them: fills the context's
-/// caches, which only one thread may do.
+/// To be called before the `parallel_tasks` that uses `gemm_task`: makes the objects in the context's
+/// cache that the tasks share, which only one thread may do.
 void prepare_gemm_tasks(Context& ctx);
 
 /// On the calling thread, inside `parallel_tasks`. The bits depend on the sizes only.
