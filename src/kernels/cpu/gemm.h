@@ -41,8 +41,8 @@ struct Gemm {
 /// inside a parallel region.
 void gemm(Context& ctx, const Gemm& g);
 
-/// To be called before the `parallel_tasks` that uses `gemm_task`: makes the objects in the context's
-/// cache that the tasks share, which only one thread may do.
+/// To be called before the `parallel_tasks` that uses `gemm_task`: makes the objects in the
+/// context's cache that the tasks share, which only one thread may do.
 void prepare_gemm_tasks(Context& ctx);
 
 /// On the calling thread, inside `parallel_tasks`. The bits depend on the sizes only.
