@@ -29,10 +29,15 @@ struct HandleHeader {
   int64_t capacity = 0;    ///< C of the buffer that this dispatch used
   int64_t index_type = 0;  ///< DType of the maps
   int64_t drop_order = 0;
-  uint64_t checksum = 0;  ///< over all bytes before it
+  uint64_t maps_checksum = 0;  ///< of the maps and counts; 0 unless EpConfig::poison
+  uint64_t checksum = 0;       ///< over all bytes before it
 };
-static_assert(std::is_trivially_copyable_v<HandleHeader> && sizeof(HandleHeader) == 16 * 8);
+static_assert(std::is_trivially_copyable_v<HandleHeader> && sizeof(HandleHeader) == 17 * 8);
 
+inline constexpr uint64_t kHandleMagic = 0x656C646E61687773ULL;  ///< "swhandle"
+inline constexpr uint64_t kHandleVersion = 1;
+
+/// Of all bytes before the field `checksum`.
 uint64_t header_checksum(const HandleHeader& header);
 
 /// Counts the handles that are alive; shared by a session and its handles. Not thread-safe.
@@ -76,8 +81,13 @@ struct RoutingHandle {
   std::shared_ptr<HandleLife> life;
 
   bool defined() const { return life != nullptr; }
+  /// Slots in use: the sum of slot_counts.
   int64_t num_slots() const;
+  /// Host and device memory of header, maps and counts.
   int64_t bytes() const;
 };
+
+/// Of the maps and the counts, whatever memory holds them.
+uint64_t maps_checksum(const RoutingHandle& handle);
 
 }  // namespace spillway::ep

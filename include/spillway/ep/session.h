@@ -124,8 +124,24 @@ class Session {
 
  private:
   struct Buffers;
-  void check_handle(const RoutingHandle& handle, const char* call) const;
+  void agree_and_validate(const EpConfig& config) const;
+  void start(const EpConfig& config);
   PrepareResult plan(const PrepareArgs& args);
+  int64_t choose_capacity(const PrepareArgs& args, const std::vector<int64_t>& demand_slots);
+  HandleHeader make_header(const PrepareArgs& args, int64_t capacity) const;
+  /// [C,H], uninitialised.
+  Tensor receive_buffer(const RoutingHandle& handle);
+  // Each throws Error naming `call`, what is wrong and what is allowed.
+  void require_active(const char* call) const;
+  void require_layer(const char* call, int64_t layer) const;
+  void check_handle(const RoutingHandle& handle, const char* call) const;
+  void check_slots(const RoutingHandle& handle, const char* call, const char* name,
+                   const Tensor& rows) const;
+  void check_tokens(const RoutingHandle& handle, const char* call, const char* name,
+                    const Tensor& rows) const;
+  void check_row_type(const char* call, const char* name, const Tensor& rows) const;
+  void check_gates(const char* call, const char* name, const Tensor& gates,
+                   const Shape& wanted) const;
 
   Context& ctx_;
   comm::Topology& topology_;
@@ -136,6 +152,9 @@ class Session {
   std::shared_ptr<LiveHandles> live_ = std::make_shared<LiveHandles>();
   std::vector<int64_t> capacities_;
   std::unique_ptr<Buffers> buffers_;
+  // Replaced EP groups that wait for their end: a collective, so at the next reconfigure or with
+  // the session, in the same order on every rank.
+  std::vector<std::unique_ptr<comm::Communicator>> retired_;
 };
 
 }  // namespace spillway::ep

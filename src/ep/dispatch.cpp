@@ -1,0 +1,44 @@
+// Tokens to experts, and the gradients of that back to the tokens.
+#include "buffers.h"
+#include "spillway/kernels/rows.h"
+#include "transport.h"
+
+namespace spillway::ep {
+
+DispatchResult Session::dispatch(const RoutingHandle& handle, const Tensor& tokens,
+                                 const Tensor& gate) {
+  constexpr const char* kCall = "dispatch";
+  check_handle(handle, kCall);
+  check_tokens(handle, kCall, "tokens", tokens);
+  check_gates(kCall, "gate", gate, handle.row_of.shape());
+  DispatchResult result;
+  result.recv_tokens = receive_buffer(handle);
+  result.recv_gate = Tensor::empty(ctx_, {handle.header.capacity}, gate.dtype(), Purpose::kReceive);
+  to_experts({ctx_, topology_.ep_group(), handle, config_.poison}, tokens, result.recv_tokens, gate,
+             result.recv_gate);
+  ctx_.counters().add(&CounterSet::forward_dispatches);
+  return result;
+}
+
+DispatchBackwardResult Session::dispatch_backward(const RoutingHandle& handle, const Tensor& d_recv,
+                                                  const Tensor& d_gate) {
+  constexpr const char* kCall = "dispatch_backward";
+  check_handle(handle, kCall);
+  check_slots(handle, kCall, "d_recv", d_recv);
+  check_gates(kCall, "d_gate", d_gate, {handle.header.capacity});
+  const int64_t num_sent = handle.send_assignment.dim(0);
+  Tensor staged_rows =
+      Tensor::empty(ctx_, {num_sent, config_.hidden}, config_.dtype, Purpose::kWorkspace);
+  Tensor staged_gates = Tensor::empty(ctx_, {num_sent}, d_gate.dtype(), Purpose::kWorkspace);
+  to_tokens({ctx_, topology_.ep_group(), handle}, d_recv, staged_rows, d_gate, staged_gates);
+
+  DispatchBackwardResult result;
+  result.dx = Tensor::empty(ctx_, {handle.header.num_tokens, config_.hidden}, config_.dtype);
+  kernels::sum_rows(ctx_, handle.row_of, staged_rows, d_recv, result.dx);
+  result.d_gate = Tensor::empty(ctx_, handle.row_of.shape(), d_gate.dtype());
+  kernels::pick_scalars(ctx_, handle.row_of, staged_gates, d_gate, result.d_gate);
+  ctx_.counters().add(&CounterSet::backward_transports);
+  return result;
+}
+
+}  // namespace spillway::ep

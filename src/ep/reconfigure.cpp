@@ -1,0 +1,55 @@
+#include <chrono>
+
+#include "agreement.h"
+#include "buffers.h"
+
+namespace spillway::ep {
+namespace {
+
+/// Milliseconds since the last call, or since construction.
+class Stopwatch {
+ public:
+  double lap_ms() {
+    const Clock::time_point now = Clock::now();
+    const std::chrono::duration<double, std::milli> lap = now - last_;
+    last_ = now;
+    return lap.count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point last_ = Clock::now();
+};
+
+}  // namespace
+
+ReconfigureCost Session::reconfigure(const EpConfig& config, ReconfigureMode mode) {
+  require_active("reconfigure");
+  Stopwatch watch;
+  ReconfigureCost cost;
+  // Whatever could refuse does so here: the session then goes on as it was.
+  agree_on_no_live_handles(topology_.world(), live_handles());
+  agree_and_validate(config);
+  cost.init_ms = watch.lap_ms();
+
+  // Destroying a communicator is a collective too: in the same order on every rank, here, before
+  // the next one is made.
+  retired_.clear();
+  topology_.world().barrier();
+  cost.drain_ms = watch.lap_ms();
+
+  finalize();
+  cost.finalize_ms = watch.lap_ms();
+
+  if (mode == ReconfigureMode::kCommunicator) {
+    retired_.push_back(topology_.replace_ep_group(topology_.make_ep_group()));
+  }
+  start(config);
+  cost.init_ms += watch.lap_ms();
+
+  buffers_->reserve(ctx_, capacities_, config_);
+  cost.alloc_ms = watch.lap_ms();
+  return cost;
+}
+
+}  // namespace spillway::ep
