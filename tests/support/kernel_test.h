@@ -10,6 +10,7 @@
 
 #include "spillway/core/rng.h"
 #include "spillway/tensor/tensor.h"
+#include "support/throws.h"
 
 namespace spillway::testing {
 
@@ -122,23 +123,6 @@ inline double dot(const Tensor& a, const Tensor& b) {
   double sum = 0.0;
   for (int64_t i = 0; i < a.numel(); ++i) sum += element(a, i) * element(b, i);
   return sum;
-}
-
-/// The call throws E with a text that holds every part.
-template <typename E, typename F>
-::testing::AssertionResult throws_with(F&& call, const std::vector<std::string>& parts) {
-  try {
-    call();
-  } catch (const E& error) {
-    const std::string text = error.what();
-    for (const std::string& part : parts) {
-      if (text.find(part) == std::string::npos) {
-        return ::testing::AssertionFailure() << "no \"" << part << "\" in: " << text;
-      }
-    }
-    return ::testing::AssertionSuccess();
-  }
-  return ::testing::AssertionFailure() << "nothing was thrown";
 }
 
 /// Size and dtype of a case of a grid over matrices, "rows3_cols7_bf16".
