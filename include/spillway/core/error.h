@@ -51,7 +51,7 @@ struct DivergedError : Error {
 template <typename... Parts>
 std::string str(const Parts&... parts) {
   std::ostringstream out;
-  (out << ... << parts);
+  static_cast<void>((out << ... << parts));  // no parts: no effect, and no warning
   return out.str();
 }
 
@@ -61,7 +61,8 @@ namespace detail {
 }  // namespace detail
 }  // namespace spillway
 
-/// Throws `spillway::Error` with the expression, the place and the given text parts.
+/// Throws `spillway::Error`: the given text parts, then the expression and its place. The parts are
+/// evaluated only when the condition is false.
 #define SPILLWAY_CHECK(condition, ...)                                \
   do {                                                                \
     if (!(condition)) [[unlikely]]                                    \
