@@ -39,22 +39,10 @@ void configure(int rank, Level level, bool only_rank0) {
   logger().flush_on(spdlog::level::debug);
 }
 
-bool parse_level(std::string_view name, Level& level) {
-  constexpr std::pair<std::string_view, Level> kNames[] = {{"debug", Level::kDebug},
-                                                           {"info", Level::kInfo},
-                                                           {"warning", Level::kWarning},
-                                                           {"error", Level::kError},
-                                                           {"off", Level::kOff}};
-  for (const auto& [text, value] : kNames) {
-    if (text == name) {
-      level = value;
-      return true;
-    }
-  }
-  return false;
-}
+bool shown(Level level) { return level != Level::kOff && logger().should_log(translate(level)); }
 
 void write(Level level, const std::string& text) {
+  if (!shown(level)) return;
   // Passed as an argument, not as the format: text may hold braces.
   logger().log(translate(level), "{}", text);
 }
