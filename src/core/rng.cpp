@@ -3,6 +3,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "spillway/core/error.h"
+
 namespace spillway {
 namespace {
 constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
@@ -40,6 +42,7 @@ double Rng::normal_at(uint64_t i) const {
 }
 
 uint64_t Rng::below(uint64_t n) {
+  SPILLWAY_CHECK(n > 0, "a random integer below 0");
   // Lemire's multiply-shift: bias below 2^-64 * n, no rejection, one draw.
   return static_cast<uint64_t>((static_cast<unsigned __int128>(next()) * n) >> 64);
 }

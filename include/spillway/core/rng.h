@@ -21,7 +21,9 @@ constexpr uint64_t mix64(uint64_t x) {
   return x;
 }
 
-/// A stream of random numbers named by (seed, stream). Copyable; `at` never changes state.
+/// A stream of random numbers named by (seed, stream). Copyable. Draw i is one word whatever is
+/// made of it: at(i), uniform_at(i) and normal_at(i) of one stream depend on each other. The `_at`
+/// calls never change state, so threads may share a const Rng.
 class Rng {
  public:
   explicit Rng(uint64_t seed, uint64_t stream = 0) : seed_(seed), stream_(stream) {}
@@ -30,14 +32,15 @@ class Rng {
   uint64_t at(uint64_t i) const;
   /// The i-th draw of the uniform distribution on [0, 1), 53 bits.
   double uniform_at(uint64_t i) const;
-  /// The i-th draw of the standard normal distribution (Box-Muller).
+  /// The i-th draw of the standard normal distribution (Box, Muller 1958, the cosine branch on two
+  /// 32-bit halves: never beyond +-6.67).
   double normal_at(uint64_t i) const;
 
   /// Sequential use: the next draw of the stream.
   uint64_t next() { return at(position_++); }
   double uniform() { return uniform_at(position_++); }
   double normal() { return normal_at(position_++); }
-  /// Uniform integer in [0, n), n > 0.
+  /// The next draw as a uniform integer in [0, n). Throws Error when n is 0.
   uint64_t below(uint64_t n);
 
  private:
