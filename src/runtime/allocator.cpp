@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <new>
 
 #include "spillway/core/error.h"
 #include "spillway/core/math.h"
@@ -11,13 +12,8 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kAlignmentBytes = 64;
-
-/// Eight classes an octave: at most 1/8 of a block is waste.
-int64_t size_class(int64_t bytes) {
-  const int64_t least = std::max<int64_t>(bytes, kAlignmentBytes);
-  const int64_t octave = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(least)));
-  return round_up(least, std::max<int64_t>(octave / 8, kAlignmentBytes));
-}
+// User addresses have 47 bits; a larger request is a mistake, and its size class might overflow.
+constexpr int64_t kMostBytes = int64_t{1} << 47;
 
 void add(MemoryUse& use, int64_t bytes) {
   use.current_bytes += bytes;
@@ -29,28 +25,41 @@ void add(MemoryUse& use, int64_t bytes) {
 const char* purpose_name(Purpose purpose) {
   constexpr const char* kNames[kNumPurposes] = {"weights", "gradients", "optimizer", "activations",
                                                 "receive", "workspace", "data"};
-  return kNames[static_cast<int>(purpose)];
+  return kNames[static_cast<size_t>(purpose)];
 }
 
 Allocator::~Allocator() { trim(); }
 
+int64_t Allocator::block_bytes(int64_t bytes) {
+  // Eight classes an octave: the step is at most 1/8 of what is asked.
+  const auto octave = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes)));
+  return round_up(bytes, std::max(octave / 8, kAlignmentBytes));
+}
+
 void* Allocator::allocate(int64_t bytes, Purpose purpose) {
   SPILLWAY_CHECK(bytes >= 0, "asked for ", bytes, " bytes of ", purpose_name(purpose));
   if (bytes == 0) return nullptr;
-  const int64_t size = size_class(bytes);
   const std::lock_guard lock(mutex_);
   void* block = nullptr;
-  if (auto it = free_blocks_.find(size); it != free_blocks_.end() && !it->second.empty()) {
-    block = it->second.back();
-    it->second.pop_back();
-  } else {
-    block = std::aligned_alloc(kAlignmentBytes, static_cast<size_t>(size));
-    if (block == nullptr) {
-      throw Error(str("out of memory: ", bytes, " bytes of ", purpose_name(purpose), " asked for, ",
-                      total_.current_bytes, " bytes in use"));
+  if (bytes <= kMostBytes) {
+    const int64_t size = block_bytes(bytes);
+    if (auto it = free_blocks_.find(size); it != free_blocks_.end() && !it->second.empty()) {
+      block = it->second.back();
+      it->second.pop_back();
+      cached_bytes_ -= size;
+    } else {
+      block = std::aligned_alloc(kAlignmentBytes, static_cast<size_t>(size));
+      if (block == nullptr && cached_bytes_ > 0) {
+        free_cached();
+        block = std::aligned_alloc(kAlignmentBytes, static_cast<size_t>(size));
+      }
     }
   }
-  add(by_purpose_[static_cast<int>(purpose)], bytes);
+  if (block == nullptr) {
+    throw Error(str("out of memory: ", bytes, " bytes of ", purpose_name(purpose), " asked for, ",
+                    total_.current_bytes, " bytes in use"));
+  }
+  add(by_purpose_[static_cast<size_t>(purpose)], bytes);
   add(total_, bytes);
   return block;
 }
@@ -58,27 +67,44 @@ void* Allocator::allocate(int64_t bytes, Purpose purpose) {
 void Allocator::release(void* block, int64_t bytes, Purpose purpose) noexcept {
   if (block == nullptr) return;
   const std::lock_guard lock(mutex_);
-  by_purpose_[static_cast<int>(purpose)].current_bytes -= bytes;
+  by_purpose_[static_cast<size_t>(purpose)].current_bytes -= bytes;
   total_.current_bytes -= bytes;
-  free_blocks_[size_class(bytes)].push_back(block);
+  const int64_t size = block_bytes(bytes);
+  try {
+    free_blocks_[size].push_back(block);
+    cached_bytes_ += size;
+  } catch (const std::bad_alloc&) {
+    std::free(block);  // no room even for the list of kept blocks
+  }
 }
 
 void Allocator::trim() noexcept {
   const std::lock_guard lock(mutex_);
+  free_cached();
+}
+
+// The caller holds the mutex.
+void Allocator::free_cached() noexcept {
   for (auto& [size, blocks] : free_blocks_) {
     for (void* block : blocks) std::free(block);
   }
   free_blocks_.clear();
+  cached_bytes_ = 0;
 }
 
 MemoryUse Allocator::use(Purpose purpose) const {
   const std::lock_guard lock(mutex_);
-  return by_purpose_[static_cast<int>(purpose)];
+  return by_purpose_[static_cast<size_t>(purpose)];
 }
 
 MemoryUse Allocator::total() const {
   const std::lock_guard lock(mutex_);
   return total_;
+}
+
+int64_t Allocator::cached_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return cached_bytes_;
 }
 
 void Allocator::reset_peaks() {
