@@ -15,7 +15,8 @@ namespace spillway {
 
 class Context {
  public:
-  /// `num_threads`: OpenMP threads of this rank, at least 1.
+  /// `num_threads`: OpenMP threads of this rank, at least 1 (else Error). Also sets OpenMP's own
+  /// number for the calling thread, which libraries read: the newest context counts.
   explicit Context(Device device = Device::kCpu, int num_threads = 1);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -26,7 +27,8 @@ class Context {
   Counters& counters() { return counters_; }
 
   /// The one object of type T that lives as long as this context, made at the first call: plans
-  /// and primitives of BLAS and attention libraries, opaque to everybody else.
+  /// and primitives of BLAS and attention libraries, opaque to everybody else. Not thread-safe:
+  /// call it before a parallel region, not inside.
   template <typename T>
   T& cache() {
     std::shared_ptr<void>& slot = caches_[std::type_index(typeid(T))];
