@@ -11,19 +11,21 @@ namespace spillway {
 
 enum class DType { kF32, kF64, kBF16, kI32, kI64 };
 
-/// bfloat16: the upper half of an IEEE binary32. Conversion rounds to nearest even.
+/// bfloat16: the upper half of an IEEE binary32. Conversion rounds to nearest, ties to even, and
+/// overflows to infinity; denormals are kept. A NaN stays a NaN with its sign and upper payload,
+/// made quiet.
 struct bf16 {
   uint16_t bits = 0;
 
   bf16() = default;
-  explicit bf16(float value) {
+  constexpr explicit bf16(float value) {
     const uint32_t word = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (word + 0x7fffU + ((word >> 16) & 1U)) >> 16;
     // A NaN must not round up to infinity.
     const bool nan = (word & 0x7fffffffU) > 0x7f800000U;
     bits = static_cast<uint16_t>(nan ? (word >> 16) | 0x40U : rounded);
   }
-  explicit operator float() const {
+  constexpr explicit operator float() const {
     return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
   }
 };
@@ -97,7 +99,8 @@ constexpr DType accumulator_dtype(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
-/// Calls `f.template operator()<T>()` with the C++ type of a floating dtype.
+/// Calls `f.template operator()<T>()` with the C++ type of a floating dtype and returns its result.
+/// Throws Error for an integer dtype.
 template <typename F>
 decltype(auto) visit_float(DType dtype, F&& f) {
   switch (dtype) {
