@@ -30,17 +30,19 @@ class Storage {
   Purpose purpose_;
 };
 
-/// Copies share the storage. A default-constructed tensor is undefined (no shape, no storage).
+/// Copies share the storage. A default-constructed or moved-from tensor is undefined (no storage):
+/// it may be copied, assigned and asked whether it is defined; what needs elements throws Error.
 class Tensor {
  public:
   Tensor() = default;
 
-  /// Uninitialised. Throws Error when memory runs out.
+  /// Uninitialised, 64-byte aligned. Throws Error when memory runs out.
   static Tensor empty(Context& ctx, Shape shape, DType dtype,
                       Purpose purpose = Purpose::kActivations);
   static Tensor zeros(Context& ctx, Shape shape, DType dtype,
                       Purpose purpose = Purpose::kActivations);
-  /// A new tensor with a copy of host values (tests, small inputs).
+  /// A new tensor with a copy of host values (tests, small inputs). Throws Error when there are
+  /// more or fewer than the shape has elements.
   template <typename T>
   static Tensor from(Context& ctx, Shape shape, std::span<const T> values,
                      Purpose purpose = Purpose::kActivations);
@@ -53,7 +55,8 @@ class Tensor {
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
 
-  /// Typed access; throws when T is not the dtype. Null for an empty tensor.
+  /// Typed access; throws Error when T is not the dtype. Null for a tensor without elements. Parts
+  /// made by `rows` and `slice` are aligned to their dtype only.
   template <typename T>
   T* data() {
     check_dtype(DTypeOf<T>::value);
@@ -75,23 +78,26 @@ class Tensor {
     return {data<T>(), static_cast<size_t>(numel_)};
   }
 
-  /// The same memory under another shape of as many elements.
+  /// The same memory under another shape of as many elements; another number throws Error.
   Tensor view(Shape shape) const;
-  /// Rows [begin, end) of the first dimension, sharing memory.
+  /// Rows [begin, end) of the first dimension, sharing memory; throws Error beyond the tensor.
   Tensor rows(int64_t begin, int64_t end) const;
-  /// Elements [begin, begin + shape.numel()), sharing memory.
+  /// Elements [begin, begin + shape.numel()), sharing memory; throws Error beyond the tensor.
   Tensor slice(int64_t begin, Shape shape) const;
   /// A copy in memory of its own.
   Tensor clone(Context& ctx, Purpose purpose = Purpose::kActivations) const;
+  /// All bytes 0, which is 0 in every dtype.
   void zero();
 
   /// True when no other tensor shares the storage: it may be overwritten.
   bool unique() const { return storage_.use_count() == 1; }
-  bool shares_storage(const Tensor& other) const { return storage_ == other.storage_; }
+  /// False for undefined tensors. Parts of one storage need not overlap.
+  bool shares_storage(const Tensor& other) const { return defined() && storage_ == other.storage_; }
   Purpose purpose() const;
 
  private:
   std::byte* raw() const;
+  void check_defined(const char* use) const;
   void check_dtype(DType wanted) const;
 
   std::shared_ptr<Storage> storage_;
@@ -102,14 +108,15 @@ class Tensor {
   Device device_ = Device::kCpu;
 };
 
-/// Copies all bytes; shapes and dtypes must agree.
+/// Copies all bytes, also between parts of one storage that overlap. Throws Error when shapes or
+/// dtypes differ or a tensor is undefined.
 void copy(const Tensor& from, Tensor& to);
 
 template <typename T>
 Tensor Tensor::from(Context& ctx, Shape shape, std::span<const T> values, Purpose purpose) {
-  Tensor tensor = empty(ctx, shape, DTypeOf<T>::value, purpose);
-  SPILLWAY_CHECK(static_cast<int64_t>(values.size()) == tensor.numel(), values.size(),
+  SPILLWAY_CHECK(static_cast<int64_t>(values.size()) == shape.numel(), values.size(),
                  " values for shape ", shape);
+  Tensor tensor = empty(ctx, shape, DTypeOf<T>::value, purpose);
   std::copy(values.begin(), values.end(), tensor.data<T>());
   return tensor;
 }
