@@ -70,13 +70,22 @@ double sum_squares(Context& ctx, const Tensor& x, Tensor& partial) {
   visit_float(x.dtype(), [&]<typename T>() {
     const T* px = x.data<T>();
     parallel_rows(ctx, chunks.count(), chunks.size, [=](int64_t c) {
-      double sum = 0.0;
+      // Sixteen sums side by side: one alone would wait for its own addition each time.
+      constexpr int64_t kLanes = 16;
+      double lanes[kLanes] = {};
       const int64_t end = chunks.end(c);
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = chunks.begin(c); i < end; ++i) {
-        const auto value = static_cast<double>(widen(px[i]));
-        sum += value * value;
+      int64_t i = chunks.begin(c);
+      for (; i + kLanes <= end; i += kLanes) {
+#pragma omp simd
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          const auto value = static_cast<double>(widen(px[i + lane]));
+          lanes[lane] += value * value;
+        }
       }
+      double sum = 0.0;
+      for (const double lane : lanes) sum += lane;
+      for (; i < end; ++i)
+        sum += static_cast<double>(widen(px[i])) * static_cast<double>(widen(px[i]));
       sums[c] = sum;
     });
   });
