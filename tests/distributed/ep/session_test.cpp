@@ -1,0 +1,386 @@
+// The life of a session: agreement at bootstrap, finalize, reconfigure, buffers, bad input.
+#include "distributed/ep/fixture.h"
+
+#include <functional>
+
+namespace spillway::ep::test {
+namespace {
+
+struct FieldCase {
+  const char* name;
+  std::function<void(EpConfig&)> change;
+  const char* text;  // of the error, after "EpConfig."
+};
+
+std::string field_name(const testing::TestParamInfo<FieldCase>& test) { return test.param.name; }
+
+// --- config --------------------------------------------------------------------------------------
+
+class BadConfig : public testing::TestWithParam<FieldCase> {};
+
+TEST_P(BadConfig, IsRefusedNamingFieldValueAndWhatIsAllowed) {
+  World w(1);
+  EpConfig config = make_config(1, 2, 8);
+  GetParam().change(config);
+  const std::string text = error_of([&] { w.session.bootstrap(config); });
+  EXPECT_TRUE(contains(text, std::string("EpConfig.") + GetParam().text));
+  EXPECT_FALSE(w.session.active());
+  w.session.bootstrap(make_config(1));  // the session is still good
+  EXPECT_TRUE(w.session.active());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, BadConfig,
+    testing::Values(
+        FieldCase{"ep_zero", [](EpConfig& c) { c.ep = 0; }, "ep is 0; allowed: at least 1"},
+        FieldCase{"ep_not_the_topologys", [](EpConfig& c) { c.ep = 2; },
+                  "ep is 2; allowed: the topology's ep = 1"},
+        FieldCase{"experts", [](EpConfig& c) { c.num_experts = 0; },
+                  "num_experts is 0; allowed: a positive multiple of ep = 1"},
+        FieldCase{"hidden", [](EpConfig& c) { c.hidden = -3; },
+                  "hidden is -3; allowed: at least 1"},
+        FieldCase{"top_k_zero", [](EpConfig& c) { c.top_k = 0; },
+                  "top_k is 0; allowed: 1 to num_experts = 8"},
+        FieldCase{"top_k_above_experts", [](EpConfig& c) { c.top_k = 9; }, "top_k is 9"},
+        FieldCase{"alignment", [](EpConfig& c) { c.alignment = 12; },
+                  "alignment is 12; allowed: a power of two"},
+        FieldCase{"dtype", [](EpConfig& c) { c.dtype = DType::kI32; },
+                  "dtype is i32; allowed: f32, f64, bf16"},
+        FieldCase{"max_tokens", [](EpConfig& c) { c.max_tokens_per_rank = 0; },
+                  "max_tokens_per_rank is 0"},
+        FieldCase{"no_layers", [](EpConfig& c) { c.recv_capacity_per_rank.clear(); },
+                  "recv_capacity_per_rank.size is 0; allowed: at least one layer"},
+        FieldCase{"capacity_zero",
+                  [](EpConfig& c) {
+                    c.recv_capacity_per_rank = {64, 0};
+                  },
+                  "recv_capacity_per_rank[1] is 0; allowed: a positive multiple of alignment = 8"},
+        FieldCase{"capacity_unaligned", [](EpConfig& c) { c.recv_capacity_per_rank = {60}; },
+                  "recv_capacity_per_rank[0] is 60"},
+        FieldCase{"drop_and_grow",
+                  [](EpConfig& c) { c.drop_on_overflow = c.grow_on_overflow = true; },
+                  "grow_on_overflow is true; allowed: false when drop_on_overflow is true"},
+        FieldCase{"grow_margin", [](EpConfig& c) { c.grow_margin = -0.5; },
+                  "grow_margin is -0.5; allowed: a finite fraction of demand, at least 0"},
+        FieldCase{"layer_ids",
+                  [](EpConfig& c) {
+                    c.layer_ids = {3, 4};
+                  },
+                  "layer_ids.size is 2; allowed: 0, or one a layer = 1"}),
+    field_name);
+
+class UnequalConfig : public testing::TestWithParam<FieldCase> {};
+
+TEST_P(UnequalConfig, NamesTheFieldTheRanksAndBothValues) {
+  if (World::size() < 2) GTEST_SKIP() << "needs a world of at least 2: ranks must differ";
+  World w(2);
+  EpConfig config = make_config(2, 2, 8);
+  config.recv_capacity_per_rank = {64, 128};
+  const int last = w.world->size() - 1;
+  if (w.rank() == last) GetParam().change(config);
+  std::string others;
+  for (int rank = 0; rank < last; ++rank) others += str(rank == 0 ? "" : ", ", rank);
+  std::string expected = std::string("EpConfig.") + GetParam().text;
+  const auto put = [&](const std::string& mark, const std::string& value) {
+    expected.replace(expected.find(mark), mark.size(), value);
+  };
+  put("OTHERS", others);
+  put("LAST", std::to_string(last));
+  EXPECT_EQ(error_of([&] { w.session.bootstrap(config); }), expected);
+  EXPECT_FALSE(w.session.active());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, UnequalConfig,
+    testing::Values(
+        FieldCase{"hidden", [](EpConfig& c) { c.hidden = 24; },
+                  "hidden differs over the world: 8 on rank OTHERS; 24 on rank LAST"},
+        FieldCase{"num_experts", [](EpConfig& c) { c.num_experts = 16; },
+                  "num_experts differs over the world: 8 on rank OTHERS; 16 on rank LAST"},
+        FieldCase{"invalid_on_one_rank", [](EpConfig& c) { c.top_k = -1; },
+                  "top_k differs over the world: 2 on rank OTHERS; -1 on rank LAST"},
+        FieldCase{"dtype", [](EpConfig& c) { c.dtype = DType::kBF16; },
+                  "dtype differs over the world: f32 on rank OTHERS; bf16 on rank LAST"},
+        FieldCase{"capacity", [](EpConfig& c) { c.recv_capacity_per_rank[1] = 136; },
+                  "recv_capacity_per_rank[1] differs over the world: 128 on rank OTHERS; 136 on "
+                  "rank LAST"},
+        FieldCase{"layers", [](EpConfig& c) { c.recv_capacity_per_rank.push_back(8); },
+                  "recv_capacity_per_rank.size differs over the world: 2 on rank OTHERS; 3 on rank "
+                  "LAST"},
+        FieldCase{"drop", [](EpConfig& c) { c.drop_on_overflow = true; },
+                  "drop_on_overflow differs over the world: false on rank OTHERS; true on rank "
+                  "LAST"},
+        FieldCase{"grow_margin", [](EpConfig& c) { c.grow_margin = 0.5; },
+                  "grow_margin differs over the world: 0 on rank OTHERS; 0.5 on rank LAST"},
+        FieldCase{"drop_order", [](EpConfig& c) { c.drop_order = plan::DropOrder::kFair; },
+                  "drop_order differs over the world: tail on rank OTHERS; fair on rank LAST"},
+        FieldCase{"drop_seed", [](EpConfig& c) { c.drop_seed = 77; },
+                  "drop_seed differs over the world: 0 on rank OTHERS; 77 on rank LAST"},
+        FieldCase{"poison", [](EpConfig& c) { c.poison = true; },
+                  "poison differs over the world: false on rank OTHERS; true on rank LAST"},
+        FieldCase{"capacity_key", [](EpConfig& c) { c.capacity_key = "a=b"; },
+                  "capacity_key differs over the world: capacity.fixed.slots on rank OTHERS; a=b "
+                  "on rank LAST"}),
+    field_name);
+
+// --- life ----------------------------------------------------------------------------------------
+
+class SessionLife : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    SKIP_UNLESS_EP_FITS(GetParam());
+    w_ = std::make_unique<World>(GetParam());
+    config_ = make_config(GetParam(), 2, 8);
+  }
+  Session& session() { return w_->session; }
+  // The layer on fresh tokens: identity experts return each token twice.
+  void expect_layer_works(const EpConfig& config, int64_t layer = 0) {
+    const Batch batch = make_batch(*w_, config, Routing::kUniform);
+    const auto sent = session().prepare_and_dispatch(batch.args(layer), batch.tokens);
+    EXPECT_EQ(sent.dispatch.recv_tokens.dim(0), session().capacity(layer));
+    const Tensor out = session().combine(sent.prepare.handle, sent.dispatch.recv_tokens);
+    for (int64_t i = 0; i < out.numel(); ++i) {
+      ASSERT_EQ(read(out, i), static_cast<double>(config.top_k) * read(batch.tokens, i));
+    }
+  }
+
+  std::unique_ptr<World> w_;
+  EpConfig config_;
+};
+
+TEST_P(SessionLife, RefusesASecondBootstrap) {
+  session().bootstrap(config_);
+  EXPECT_TRUE(contains(error_of([&] { session().bootstrap(config_); }),
+                       "the session is bootstrapped already (epoch 0); allowed: finalize first"));
+  expect_layer_works(config_);
+}
+
+TEST_P(SessionLife, FinalizeIsIdempotentAndFreesTheBuffers) {
+  session().finalize();  // before any bootstrap: nothing to do
+  EXPECT_EQ(session().epoch(), 0);
+  session().bootstrap(config_);
+  expect_layer_works(config_);
+  EXPECT_GT(w_->ctx.allocator()->use(Purpose::kReceive).current_bytes, 0);
+  session().finalize();
+  session().finalize();
+  EXPECT_EQ(session().epoch(), 1);
+  EXPECT_FALSE(session().active());
+  EXPECT_EQ(w_->ctx.allocator()->use(Purpose::kReceive).current_bytes, 0);
+  EXPECT_TRUE(contains(error_of([&] { session().capacity(0); }), "not bootstrapped"));
+}
+
+TEST_P(SessionLife, AgreesOnARandomIdForLife) {
+  session().bootstrap(config_);
+  const uint64_t id = session().session_id();
+  EXPECT_NE(id, 0u);
+  std::vector<uint64_t> ids(static_cast<size_t>(w_->world->size()));
+  w_->world->all_gather(&id, ids.data(), sizeof(id));
+  for (const uint64_t other : ids) EXPECT_EQ(other, id);
+  session().finalize();
+  session().bootstrap(config_);
+  EXPECT_EQ(session().session_id(), id);
+}
+
+TEST_P(SessionLife, BootstrapsAgainWithOtherSizes) {
+  for (int round = 0; round < 3; ++round) {
+    EpConfig config = make_config(GetParam(), 1 + round, int64_t{1} << (2 * round));
+    config.num_experts = kExperts * (1 + round);
+    config.hidden = kHidden + 5 * round;
+    config.recv_capacity_per_rank.assign(static_cast<size_t>(1 + round), worst_case(config));
+    session().bootstrap(config);
+    EXPECT_EQ(session().epoch(), round);
+    expect_layer_works(config, round);
+    session().finalize();
+  }
+}
+
+TEST_P(SessionLife, ReceiveTensorsOutliveFinalize) {
+  session().bootstrap(config_);
+  const Batch batch = make_batch(*w_, config_, Routing::kUniform);
+  const auto sent = session().prepare_and_dispatch(batch.args(), batch.tokens);
+  const Tensor before = sent.dispatch.recv_tokens.clone(w_->ctx);
+  session().finalize();
+  const Tensor other = Tensor::zeros(w_->ctx, before.shape(), before.dtype(), Purpose::kReceive);
+  EXPECT_TRUE(same_bits(sent.dispatch.recv_tokens, before));
+}
+
+TEST_P(SessionLife, ABufferInUseIsNeverReused) {
+  session().bootstrap(config_);
+  const Batch batch = make_batch(*w_, config_, Routing::kUniform);
+  const Batch other = make_batch(*w_, config_, Routing::kUniform, 99);
+  const auto first = session().prepare_and_dispatch(batch.args(), batch.tokens);
+  const Tensor before = first.dispatch.recv_tokens.clone(w_->ctx);
+  const auto second = session().prepare_and_dispatch(other.args(), other.tokens);
+  const Tensor third = session().combine_backward(second.prepare.handle, other.tokens);
+  EXPECT_FALSE(first.dispatch.recv_tokens.shares_storage(second.dispatch.recv_tokens));
+  EXPECT_FALSE(second.dispatch.recv_tokens.shares_storage(third));
+  EXPECT_TRUE(same_bits(first.dispatch.recv_tokens, before));
+}
+
+TEST_P(SessionLife, AFreeBufferIsReused) {
+  config_.recv_capacity_per_rank.assign(3, worst_case(config_));
+  session().bootstrap(config_);
+  const int64_t one = config_.recv_capacity_per_rank[0] * kHidden * 4;
+  EXPECT_EQ(w_->ctx.allocator()->use(Purpose::kReceive).current_bytes, one);
+  for (int round = 0; round < 4; ++round) expect_layer_works(config_, round % 3);
+  EXPECT_EQ(w_->ctx.allocator()->use(Purpose::kReceive).current_bytes, one);
+}
+
+// --- reconfigure ---------------------------------------------------------------------------------
+
+class Reconfigure : public testing::TestWithParam<std::tuple<int, ReconfigureMode>> {
+ protected:
+  void SetUp() override {
+    SKIP_UNLESS_EP_FITS(ep());
+    w_ = std::make_unique<World>(ep());
+    config_ = make_config(ep(), 2, 8);
+    w_->session.bootstrap(config_);
+  }
+  static int ep() { return std::get<0>(GetParam()); }
+  static ReconfigureMode mode() { return std::get<1>(GetParam()); }
+  std::unique_ptr<World> w_;
+  EpConfig config_;
+};
+
+TEST_P(Reconfigure, GrowsShrinksAndGrowsWithOtherExpertsAndHidden) {
+  const comm::Communicator* group = &w_->topology.ep_group();
+  for (int round = 1; round <= 4; ++round) {
+    EpConfig next = make_config(ep(), 1 + round % 3, 8);
+    next.num_experts = round % 2 == 0 ? kExperts : 2 * kExperts;
+    next.hidden = kHidden + 3 * (round % 3);
+    next.recv_capacity_per_rank = {worst_case(next) + (round % 2 == 0 ? 512 : 0)};
+    const ReconfigureCost cost = w_->session.reconfigure(next, mode());
+    EXPECT_GE(cost.drain_ms, 0.0);
+    EXPECT_GE(cost.finalize_ms, 0.0);
+    EXPECT_GT(cost.init_ms, 0.0);
+    EXPECT_GT(cost.alloc_ms, 0.0);
+    EXPECT_EQ(w_->session.epoch(), round);
+    EXPECT_EQ(w_->session.capacity(0), next.recv_capacity_per_rank[0]);
+    EXPECT_EQ(group != &w_->topology.ep_group(), mode() == ReconfigureMode::kCommunicator);
+    group = &w_->topology.ep_group();
+    const Batch batch = make_batch(*w_, next, Routing::kUnequal, 3);
+    const auto sent = w_->session.prepare_and_dispatch(batch.args(), batch.tokens);
+    const Tensor out = w_->session.combine(sent.prepare.handle, sent.dispatch.recv_tokens);
+    for (int64_t i = 0; i < out.numel(); ++i) {
+      ASSERT_EQ(read(out, i), static_cast<double>(next.top_k) * read(batch.tokens, i));
+    }
+  }
+}
+
+TEST_P(Reconfigure, RefusesOnEveryRankWhileAnyHandleIsAlive) {
+  const Batch batch = make_batch(*w_, config_, Routing::kUniform);
+  std::vector<PrepareResult> held;
+  for (int i = 0; i < 3; ++i) {
+    PrepareResult prepared = w_->session.prepare(batch.args());
+    if (w_->rank() == 0) held.push_back(std::move(prepared));  // one rank forgot to let go
+  }
+  EXPECT_EQ(error_of([&] { w_->session.reconfigure(config_, mode()); }),
+            "reconfigure: 3 routing handles are alive (3 on rank 0); allowed: none, release what "
+            "the tape holds first");
+  EXPECT_EQ(w_->session.epoch(), 0);
+  held.clear();
+  w_->session.reconfigure(config_, mode());
+  EXPECT_EQ(w_->session.epoch(), 1);
+}
+
+TEST_P(Reconfigure, ARefusedConfigLeavesTheSessionAsItWas) {
+  EpConfig bad = config_;
+  bad.hidden = 0;
+  EXPECT_TRUE(contains(error_of([&] { w_->session.reconfigure(bad, mode()); }), "hidden is 0"));
+  EXPECT_EQ(w_->session.epoch(), 0);
+  EXPECT_TRUE(w_->session.active());
+  const Batch batch = make_batch(*w_, config_, Routing::kUniform);
+  EXPECT_EQ(w_->session.prepare(batch.args()).handle.header.epoch, 0);
+}
+
+TEST_P(Reconfigure, NeedsABootstrappedSession) {
+  w_->session.finalize();
+  EXPECT_TRUE(contains(error_of([&] { w_->session.reconfigure(config_, mode()); }),
+                       "the session is not bootstrapped"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, Reconfigure,
+                         testing::Combine(testing::Values(1, 2, 4),
+                                          testing::Values(ReconfigureMode::kBuffers,
+                                                          ReconfigureMode::kCommunicator)),
+                         [](const auto& test) {
+                           return str("ep", std::get<0>(test.param),
+                                      std::get<1>(test.param) == ReconfigureMode::kBuffers
+                                          ? "_buffers"
+                                          : "_communicator");
+                         });
+
+// --- bad input to prepare: the same text on every rank, nobody hangs -----------------------------
+
+TEST_P(SessionLife, NamesTheRankWithTooManyTokens) {
+  session().bootstrap(config_);
+  const int last = w_->first_rank() + GetParam() - 1;
+  const int64_t num_tokens = w_->rank() == last ? kMaxTokens + 1 : kTokens;
+  const Tensor ids = Tensor::zeros(w_->ctx, {num_tokens, 2}, DType::kI32);
+  const Tensor gate = Tensor::zeros(w_->ctx, {num_tokens, 2}, DType::kF32);
+  EXPECT_EQ(
+      error_of([&] { session().prepare({.topk_idx = ids, .gate = gate}); }),
+      str("prepare on rank ", last, ": T is 25 tokens; allowed: at most max_tokens_per_rank = 24"));
+  expect_layer_works(config_);
+}
+
+TEST_P(SessionLife, NamesTheRankWithABadId) {
+  session().bootstrap(config_);
+  Batch batch = make_batch(*w_, config_, Routing::kUniform);
+  for (const int32_t bad : {8, -2, 1 << 30}) {
+    if (w_->topology.ep_rank() == 0) batch.topk_idx.data<int32_t>()[7] = bad;
+    EXPECT_EQ(error_of([&] { session().prepare(batch.args()); }),
+              str("prepare on rank ", w_->first_rank(), ": topk_idx[3,1] is ", bad,
+                  "; allowed: -1 to 7"));
+  }
+  expect_layer_works(config_);
+}
+
+TEST_P(SessionLife, DebugModeNamesAnExpertChosenTwice) {
+  config_.poison = true;
+  session().bootstrap(config_);
+  Batch batch = make_batch(*w_, config_, Routing::kUniform);
+  if (w_->topology.ep_rank() == 0) {
+    batch.topk_idx.data<int32_t>()[4] = batch.topk_idx.data<int32_t>()[5] = 3;
+  }
+  EXPECT_EQ(error_of([&] { session().prepare(batch.args()); }),
+            str("prepare on rank ", w_->first_rank(),
+                ": topk_idx[2,0] and [2,1] are both 3; allowed: distinct experts"));
+  batch.topk_idx.data<int32_t>()[4] = batch.topk_idx.data<int32_t>()[5] = -1;  // none, twice
+  EXPECT_EQ(error_of([&] { session().prepare(batch.args()); }), "no error");
+}
+
+TEST_P(SessionLife, NamesBadShapesAndTypes) {
+  session().bootstrap(config_);
+  const Batch batch = make_batch(*w_, config_, Routing::kUniform);
+  const Tensor three = Tensor::zeros(w_->ctx, {kTokens, 3}, DType::kI32);
+  const Tensor wide = Tensor::zeros(w_->ctx, {kTokens, 2}, DType::kI64);
+  const Tensor half = Tensor::zeros(w_->ctx, {kTokens, 2}, DType::kBF16);
+  const auto text = [&](const PrepareArgs& args) {
+    return error_of([&] { session().prepare(args); });
+  };
+  EXPECT_TRUE(contains(text({.topk_idx = three, .gate = batch.gate}),
+                       "topk_idx is i32 [16, 3]; allowed: i32 [T, 2]"));
+  EXPECT_TRUE(contains(text({.topk_idx = wide, .gate = batch.gate}), "topk_idx is i64 [16, 2]"));
+  EXPECT_TRUE(contains(text({.topk_idx = batch.topk_idx, .gate = half}),
+                       "gate is bf16 [16, 2]; allowed: f32 or f64 [16, 2]"));
+  EXPECT_TRUE(contains(text(batch.args(1)), "layer is 1; allowed: 0 to 0"));
+}
+
+TEST_P(SessionLife, NamesRanksThatAreInDifferentCalls) {
+  if (GetParam() == 1) GTEST_SKIP() << "needs ep of at least 2: ranks must differ";
+  session().bootstrap(config_);
+  const Batch batch = make_batch(*w_, config_, Routing::kUniform);
+  PrepareArgs args = batch.args();
+  args.micro_batch = w_->topology.ep_rank() == 1 ? 4 : 3;
+  EXPECT_EQ(error_of([&] { session().prepare(args); }),
+            str("prepare: the ranks of an EP group are in different calls: micro_batch is 3 on "
+                "rank ",
+                w_->first_rank(), ", 4 on rank ", w_->first_rank() + 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ep, SessionLife, testing::Values(1, 2, 4),
+                         [](const auto& test) { return "ep" + std::to_string(test.param); });
+
+}  // namespace
+}  // namespace spillway::ep::test
