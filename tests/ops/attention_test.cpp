@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(, AttentionGradient,
                                            AttentionCase{"grouped_by_2", 1, 7, 4, 2, 3},
                                            AttentionCase{"grouped_by_3", 1, 6, 6, 2, 2},
                                            AttentionCase{"one_kv_head", 2, 4, 4, 1, 5},
-                                           AttentionCase{"past_a_block", 1, 37, 2, 1, 2}),
+                                           AttentionCase{"past_a_block", 1, 70, 2, 1, 2}),
                          kLabel);
 
 /// A region around attention, with and without its result among the saves.
