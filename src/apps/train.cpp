@@ -91,8 +91,9 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const bool speaks = !launched || mpi->world_rank() == 0;
-    const int code = speaks ? app.exit(error) : error.get_exit_code();
-    return code == 0 ? 0 : static_cast<int>(ExitCode::kConfig);
+    if (error.get_exit_code() == 0) return speaks ? app.exit(error) : 0;  // --help
+    if (speaks) std::cerr << error.what() << " (--help lists the options)" << std::endl;
+    return static_cast<int>(ExitCode::kConfig);
   }
   const auto world = launched ? comm::make_mpi_world() : comm::make_self_communicator();
   return guarded(options, *world, mpi.get(), signals);

@@ -5,8 +5,9 @@
 namespace spillway::train {
 namespace {
 
+/// `first`, `stride`: world rank r * stride + first is rank r of the group.
 void check_group(nn::ParameterStore& store, nn::SyncGroup group, comm::Communicator& ranks,
-                 const char* what) {
+                 size_t first, size_t stride) {
   if (ranks.size() == 1) return;
   std::vector<const nn::Parameter*> checked;
   std::vector<uint64_t> mine;
@@ -22,7 +23,7 @@ void check_group(nn::ParameterStore& store, nn::SyncGroup group, comm::Communica
     for (size_t rank = 1; rank < static_cast<size_t>(ranks.size()); ++rank) {
       if (all[rank * count + i] == all[i]) continue;
       throw CommError(str("unequal replicas: parameter ", checked[i]->spec.name,
-                          " differs between ", what, " ranks 0 and ", rank));
+                          " differs between world ranks ", first, " and ", rank * stride + first));
     }
   }
 }
@@ -30,8 +31,9 @@ void check_group(nn::ParameterStore& store, nn::SyncGroup group, comm::Communica
 }  // namespace
 
 void check_replicas(nn::ParameterStore& store, comm::Topology& topology) {
-  check_group(store, nn::SyncGroup::kDense, topology.world(), "world");
-  check_group(store, nn::SyncGroup::kExpert, topology.dp_group(), "dp");
+  check_group(store, nn::SyncGroup::kDense, topology.world(), 0, 1);
+  check_group(store, nn::SyncGroup::kExpert, topology.dp_group(),
+              static_cast<size_t>(topology.ep_rank()), static_cast<size_t>(topology.ep()));
 }
 
 }  // namespace spillway::train

@@ -1,5 +1,7 @@
 #include "spillway/train/run_options.h"
 
+#include <iomanip>
+
 #include "spillway/config/json.h"
 #include "spillway/config/validate.h"
 #include "spillway/core/log.h"
@@ -16,8 +18,12 @@ std::string checked_config(const RunOptions& options, int world) {
     throw ConfigError(str("--world ", options.world, ": allowed with --validate only"));
   }
   std::vector<std::string> assignments = options.assignments;
-  if (!options.run_dir.empty()) assignments.push_back("run.dir=" + options.run_dir);
-  if (!options.resume.empty()) assignments.push_back("checkpoint.resume=" + options.resume);
+  // In quotes: a directory may be called 2027 or true.
+  if (!options.run_dir.empty())
+    assignments.push_back(str("run.dir=", std::quoted(options.run_dir)));
+  if (!options.resume.empty()) {
+    assignments.push_back(str("checkpoint.resume=", std::quoted(options.resume)));
+  }
   const config::Config config = config::load(options.config_path, assignments);
   const int ranks = options.world > 0 ? options.world : world;
   for (const std::string& warning :
@@ -41,6 +47,9 @@ config::Config shared_config(comm::Communicator& world, const RunOptions& option
       text = checked_config(options, world.size());
     } catch (const Error& error) {
       code = static_cast<int>(error.exit_code());
+      text = error.what();
+    } catch (const std::exception& error) {
+      code = static_cast<int>(ExitCode::kOther);
       text = error.what();
     }
   }
