@@ -1,0 +1,597 @@
+"""The trainer as a user runs it, through scripts/launch.sh: exit codes, metrics, messages, signals.
+
+usage: train_program_test.py BUILD_DIR [unittest options]
+"""
+
+import copy
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = ROOT / "scripts" / "launch.sh"
+BUILD = ROOT / "build"  # replaced by the first argument
+WAIT_S = 60  # far beyond what a job takes here: only a hang reaches it
+GONE_S = 10  # the contract: no process of a job is left after that
+MAX_LINE = 300  # of an error of the config or the command line
+
+# f32 gates of a token sum to 1 up to rounding.
+MASS_TOLERANCE = 1e-5
+
+WORLD, EP, DP, STEPS, ACCUM, SEQ, MICRO, TOP_K, EXPERTS, LAYERS = 4, 2, 2, 4, 2, 32, 1, 2, 8, 2
+ALIGNMENT = 8
+
+FIELDS = {
+    "run": {"config", "git_commit", "world", "ep", "dp", "device", "threads", "parameters",
+            "resumed_from"},
+    "step": {"step", "loss", "aux_loss", "z_loss", "grad_norm", "lr", "tokens", "step_ms",
+             "tokens_per_s", "tflops", "mfu", "mem_peak_bytes", "skipped"},
+    "ep": {"step", "micro_batch", "layer", "epoch", "capacity", "capacity_end",
+           "total_recv_tokens", "recv_assignments", "slot_counts_sum", "dropped_assignments",
+           "dropped_by_expert", "dropped_by_source", "fully_dropped_tokens", "padding_slots",
+           "expert_tokens", "gate_mass", "dropped_gate_mass", "balanced_slots",
+           "worst_case_slots", "max_over_balanced", "headroom", "recv_buffer_bytes",
+           "capacity_sized_bytes"},
+    "ep_step": {"step", "layer", "max_total_recv_tokens", "dropped_assignments", "capacity",
+                "capacity_end", "grow_events"},
+    "counters": {"step", "prepares", "fused_prepares", "forward_dispatches", "combines",
+                 "backward_transports", "host_syncs", "all_to_all_bytes", "backward"},
+    "reconfigure": {"step", "epoch", "layer", "kind", "group", "micro_batch", "old_capacity",
+                    "new_capacity", "reason", "mode", "drain_ms", "finalize_ms", "init_ms",
+                    "alloc_ms"},
+    "eval": {"step", "loss", "tokens", "dropped_assignments"},
+}
+TIME_FIELDS = {"step_ms", "tokens_per_s", "tflops"}
+
+
+def merged(base, changes):
+    """A copy of a nested dict with "a.b.c" keys set."""
+    result = copy.deepcopy(base)
+    for path, value in changes.items():
+        *parents, name = path.split(".")
+        node = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return result
+
+
+def round_up(value, multiple):
+    return -(-value // multiple) * multiple
+
+
+def read_metrics(folder):
+    text = (folder / "metrics.jsonl").read_text()
+    assert text.endswith("\n"), "the last line is cut off"
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def of_type(lines, kind):
+    return [line for line in lines if line["type"] == kind]
+
+
+class Workplace:
+    """A folder with a text and a config, and the jobs that were started in it."""
+
+    def __init__(self):
+        self.holder = tempfile.TemporaryDirectory(prefix="spillway_train_")
+        self.folder = Path(self.holder.name)
+        self.run_dir = self.folder / "run"
+        rng = random.Random(7)
+        words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(50)]
+        (self.folder / "text.txt").write_text(" ".join(rng.choices(words, k=4000)))
+        self.jobs = []
+
+    def config(self, **changes):
+        """Changes are given with __ for the dots of a path."""
+        base = {
+            "run": {"dir": str(self.run_dir), "seed": 1},
+            "model": {"hidden": 16, "layers": LAYERS, "heads": 2, "kv_heads": 1, "max_seq": SEQ},
+            "moe": {"experts": EXPERTS, "top_k": TOP_K, "ffn": 16, "alignment": ALIGNMENT},
+            "data": {"train": [str(self.folder / "text.txt")], "seq": SEQ},
+            "optim": {"lr": 0.002, "min_lr": 0.0002, "warmup_steps": 1},
+            "train": {"steps": STEPS, "micro_batch": MICRO, "check_replicas": 1},
+            "log": {"every": 1},
+        }
+        return merged(base, {path.replace("__", "."): value for path, value in changes.items()})
+
+    def start(self, ranks, config, *options):
+        text = config if isinstance(config, str) else json.dumps(config)
+        path = self.folder / f"config{len(self.jobs)}.json"
+        path.write_text(text)
+        return self.start_file(ranks, path, *options)
+
+    def start_file(self, ranks, path, *options):
+        job = subprocess.Popen([LAUNCH, "--build", BUILD, str(ranks), path, *options],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True)
+        self.jobs.append(job)
+        return job
+
+    def finish(self, job):
+        """Exit code, stdout, stderr, once no process of the job is left."""
+        out, err = job.communicate(timeout=WAIT_S)
+        end = time.monotonic() + GONE_S
+        while self.processes():
+            assert time.monotonic() < end, f"left after {GONE_S} s: {self.processes()}"
+            time.sleep(0.05)
+        return job.returncode, out, err
+
+    def run(self, ranks, config, *options):
+        return self.finish(self.start(ranks, config, *options))
+
+    def processes(self):
+        """(pid, command) of everything that was started with a config of this folder."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(str(self.folder).encode() in word for word in command):
+                found.append((int(entry.name), command[0].decode()))
+        return found
+
+    def ranks(self):
+        return [pid for pid, command in self.processes() if command.endswith("/bin/train")]
+
+    def close(self):
+        for job in self.jobs:
+            if job.poll() is None:
+                job.kill()
+                job.communicate()
+        for pid, _ in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.holder.cleanup()
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        self.place = Workplace()
+        self.addCleanup(self.place.close)
+
+    def wait_for(self, condition, what):
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            if condition():
+                return
+            time.sleep(0.02)
+        self.fail(f"no {what} after {WAIT_S} s")
+
+    def wait_for_steps(self, steps):
+        path = self.place.run_dir / "metrics.jsonl"
+        self.wait_for(lambda: path.exists() and path.read_text().count('"type":"step"') >= steps,
+                      f"{steps} steps")
+
+
+class GoodRunTest(unittest.TestCase):
+    """Two jobs of one config on 4 ranks, ep 2 x dp 2, with drops and evaluation."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.place = Workplace()
+        cls.addClassCleanup(cls.place.close)
+        cls.config = cls.place.config(
+            parallel__ep=EP, train__grad_accum=ACCUM, train__eval_every=2, train__eval_steps=2,
+            data__valid=[str(cls.place.folder / "text.txt")], capacity__policy="factor",
+            capacity__factor={"factor": 1.0}, capacity__on_overflow="drop")
+        cls.results, cls.lines = [], []
+        for i in range(2):
+            folder = cls.place.folder / f"run{i}"
+            cls.results.append(cls.place.run(WORLD, cls.config, "--run-dir", str(folder)))
+            cls.lines.append(read_metrics(folder) if cls.results[-1][0] == 0 else [])
+
+    def test_exit_code_and_summary(self):
+        for code, out, err in self.results:
+            self.assertEqual(code, 0, err)
+            self.assertIn(f"Trained {STEPS} steps", out)
+            self.assertIn("Held-out loss", out)
+            self.assertIn(f"step {STEPS}/{STEPS}", err)
+            self.assertNotIn("rror", err)
+
+    def test_every_line_of_every_step_in_order(self):
+        step_lines = (["step"] + ["ep"] * (ACCUM * LAYERS) + ["ep_step"] * LAYERS + ["counters"])
+        expected = ["run"]
+        for step in range(1, STEPS + 1):
+            expected += step_lines + (["eval"] if step % 2 == 0 else [])
+        self.assertEqual([line["type"] for line in self.lines[0]], expected)
+        steps = [line["step"] for line in self.lines[0][1:]]
+        self.assertEqual(steps, sorted(steps))
+        self.assertEqual(set(steps), set(range(1, STEPS + 1)))
+
+    def test_documented_fields(self):
+        for line in self.lines[0]:
+            missing = FIELDS[line["type"]] - line.keys()
+            self.assertFalse(missing, f"{line['type']} lacks {missing}")
+
+    def test_run_line(self):
+        run = self.lines[0][0]
+        self.assertEqual((run["world"], run["ep"], run["dp"]), (WORLD, EP, DP))
+        self.assertEqual(run["device"], "cpu")
+        self.assertIsNone(run["resumed_from"])
+        self.assertGreaterEqual(run["threads"], 1)
+        self.assertGreater(run["parameters"]["total"], run["parameters"]["active"])
+        # The resolved config: what was given, and what was not.
+        self.assertEqual(run["config"]["moe"]["experts"], EXPERTS)
+        self.assertEqual(run["config"]["run"]["dir"], str(self.place.folder / "run0"))
+        self.assertEqual(run["config"]["capacity"]["eval"], "lossless")
+
+    def test_step_lines(self):
+        for line in of_type(self.lines[0], "step"):
+            self.assertEqual(line["tokens"], WORLD * MICRO * ACCUM * SEQ)
+            self.assertTrue(3.0 < line["loss"] < 7.0, line)
+            self.assertGreaterEqual(line["aux_loss"], 1.0)
+            self.assertGreater(line["z_loss"], 0.0)
+            self.assertGreater(line["grad_norm"], 0.0)
+            self.assertGreater(line["mem_peak_bytes"], 0)
+            self.assertIsNone(line["mfu"])
+            self.assertIs(line["skipped"], False)
+        steps = of_type(self.lines[0], "step")
+        self.assertLess(steps[-1]["loss"], steps[0]["loss"])
+        self.assertEqual(steps[0]["lr"], 0.002)
+        self.assertEqual(steps[-1]["lr"], 0.0002)
+
+    def check_ep_line(self, line):
+        per_rank = EXPERTS // EP
+        tokens, capacity = MICRO * SEQ, line["capacity"]
+        self.assertEqual(line["capacity_end"], [capacity] * DP)
+        self.assertEqual(sum(line["recv_assignments"]), WORLD * tokens * TOP_K)
+        worst = 0
+        for group in range(DP):
+            counts, drops = line["expert_tokens"][group], line["dropped_by_expert"][group]
+            self.assertEqual(sum(counts), EP * tokens * TOP_K)
+            for index in range(EP):
+                rank = group * EP + index
+                mine = range(index * per_rank, (index + 1) * per_rank)
+                received = sum(counts[e] for e in mine)
+                dropped = sum(drops[e] for e in mine)
+                demand = sum(round_up(counts[e], ALIGNMENT) for e in mine)
+                slots = sum(round_up(counts[e] - drops[e], ALIGNMENT) for e in mine)
+                self.assertEqual(line["recv_assignments"][rank], received)
+                self.assertEqual(line["dropped_assignments"][rank], dropped)
+                self.assertEqual(line["total_recv_tokens"][rank], demand)
+                self.assertEqual(line["slot_counts_sum"][rank], slots)
+                self.assertEqual(line["padding_slots"][rank], slots - received + dropped)
+                self.assertLessEqual(slots, capacity)
+                self.assertEqual(demand > capacity, dropped > 0)
+                worst = max(worst, demand)
+            ranks = slice(group * EP, (group + 1) * EP)
+            self.assertEqual(sum(line["dropped_by_source"][ranks]), sum(drops))
+        dropped = sum(line["dropped_assignments"])
+        self.assertLessEqual(TOP_K * sum(line["fully_dropped_tokens"]), dropped)
+        self.assertEqual(line["dropped_gate_mass"] > 0, dropped > 0)
+        mass = WORLD * tokens
+        self.assertAlmostEqual(line["gate_mass"], mass, delta=MASS_TOLERANCE * mass)
+        self.assertAlmostEqual(line["max_over_balanced"], worst / line["balanced_slots"])
+        self.assertAlmostEqual(line["headroom"], 1 - worst / capacity)
+        self.assertEqual(line["balanced_slots"],
+                         per_rank * round_up(EP * tokens * TOP_K // EXPERTS, ALIGNMENT))
+        self.assertEqual(line["worst_case_slots"], EP * tokens * TOP_K + per_rank * (ALIGNMENT - 1)
+                         - (EP * tokens * TOP_K + per_rank * (ALIGNMENT - 1)) % ALIGNMENT)
+        self.assertGreater(line["recv_buffer_bytes"], capacity * 16 * 4)
+        self.assertGreater(line["capacity_sized_bytes"], line["recv_buffer_bytes"])
+
+    def test_identities_of_every_ep_line(self):
+        lines = of_type(self.lines[0], "ep")
+        self.assertEqual({(line["step"], line["micro_batch"], line["layer"]) for line in lines},
+                         {(s, m, layer) for s in range(1, STEPS + 1) for m in range(ACCUM)
+                          for layer in range(LAYERS)})
+        for line in lines:
+            with self.subTest(step=line["step"], m=line["micro_batch"], layer=line["layer"]):
+                self.check_ep_line(line)
+        self.assertGreater(sum(sum(line["dropped_assignments"]) for line in lines), 0,
+                           "no drop in the whole run")
+
+    def test_ep_step_lines_sum_up_the_ep_lines(self):
+        for line in of_type(self.lines[0], "ep_step"):
+            parts = [ep for ep in of_type(self.lines[0], "ep")
+                     if (ep["step"], ep["layer"]) == (line["step"], line["layer"])]
+            self.assertEqual(line["max_total_recv_tokens"],
+                             max(max(ep["total_recv_tokens"]) for ep in parts))
+            self.assertEqual(line["dropped_assignments"],
+                             sum(sum(ep["dropped_assignments"]) for ep in parts))
+            self.assertEqual(line["capacity"], parts[0]["capacity"])
+            self.assertEqual(line["grow_events"], 0)
+
+    def test_counters_follow_the_contract(self):
+        calls = LAYERS * ACCUM
+        for line in of_type(self.lines[0], "counters"):
+            self.assertEqual(line["prepares"], calls)
+            self.assertEqual(line["fused_prepares"], 0)
+            self.assertEqual(line["forward_dispatches"], calls)
+            self.assertEqual(line["combines"], calls)
+            self.assertEqual(line["backward_transports"], 2 * calls)
+            self.assertEqual(line["host_syncs"], calls)
+            self.assertGreater(line["all_to_all_bytes"], 0)
+            self.assertEqual(line["backward"]["backward_transports"], 2 * calls)
+            self.assertEqual(line["backward"]["prepares"], 0)
+            self.assertEqual(2 * line["backward"]["all_to_all_bytes"], line["all_to_all_bytes"])
+
+    def test_eval_lines(self):
+        lines = of_type(self.lines[0], "eval")
+        self.assertEqual([line["step"] for line in lines], [2, 4])
+        for line in lines:
+            self.assertEqual(line["tokens"], 2 * WORLD * MICRO * ACCUM * SEQ)
+            self.assertEqual(line["dropped_assignments"], 0)
+        self.assertLess(lines[1]["loss"], lines[0]["loss"])
+
+    def test_the_same_seed_gives_the_same_numbers(self):
+        runs = []
+        for lines in self.lines:
+            kept = [{key: value for key, value in line.items() if key not in TIME_FIELDS}
+                    for line in lines[1:]]
+            runs.append(kept)
+        self.assertEqual(runs[0], runs[1])
+
+
+class AdaptiveRunTest(ProgramTest):
+    def test_peak_grows_shrinks_and_says_so(self):
+        config = self.place.config(
+            parallel__ep=2, train__steps=8, capacity__policy="peak",
+            capacity__peak={"window_steps": 2, "margin": 0.0, "shrink_patience": 1},
+            capacity__on_overflow="grow", capacity__initial={"factor": 0.5},
+            capacity__warmup_steps=2, capacity__grow_margin=0.0)
+        code, out, err = self.place.run(2, config)
+        self.assertEqual(code, 0, err)
+        lines = read_metrics(self.place.run_dir)
+        records = of_type(lines, "reconfigure")
+        self.assertEqual({record["kind"] for record in records}, {"grow", "policy"})
+        for record in records:
+            self.assertFalse(FIELDS["reconfigure"] - record.keys())
+            self.assertNotEqual(record["old_capacity"], record["new_capacity"])
+            self.assertEqual(record["micro_batch"] is None, record["kind"] == "policy")
+            self.assertTrue(record["reason"])
+        grown = [record for record in records if record["kind"] == "grow"]
+        self.assertEqual(sum(line["grow_events"] for line in of_type(lines, "ep_step")),
+                         len(grown))
+        self.assertEqual(sum(sum(line["dropped_assignments"]) for line in of_type(lines, "ep")), 0)
+        # The capacity of a step is where the records of the steps before have led it.
+        held = {layer: next(line["capacity"] for line in of_type(lines, "ep_step")
+                            if line["layer"] == layer) for layer in range(LAYERS)}
+        for line in lines:
+            if line["type"] == "ep_step":
+                self.assertEqual(line["capacity"], held[line["layer"]])
+            elif line["type"] == "reconfigure":
+                held[line["layer"]] = line["new_capacity"]
+        self.assertIn("Buffers grew", out)
+
+
+BAD_CONFIGS = [
+    # name, changes or the whole text, options, what the line must name
+    ("negative_seed", {"run.seed": -1}, [], "run.seed"),
+    ("unknown_dtype", {"run.dtype": "fp8"}, [], "run.dtype"),
+    ("cuda_in_cpu_build", {"run.device": "cuda"}, [], "run.device"),
+    ("kv_heads", {"model.kv_heads": 3}, [], "model.kv_heads"),
+    ("small_vocabulary", {"model.vocab_size": 100}, [], "model.vocab_size"),
+    ("top_k_above_experts", {"moe.top_k": 9}, [], "moe.top_k"),
+    ("alignment", {"moe.alignment": 12}, [], "moe.alignment"),
+    ("aux_coef", {"moe.router.aux_coef": -0.1}, [], "moe.router.aux_coef"),
+    ("ep_does_not_divide_world", {"parallel.ep": 3}, [], "parallel.ep"),
+    ("drop_order", {"ep.drop_order": "best"}, [], "ep.drop_order"),
+    ("slots_not_aligned", {"capacity.policy": "fixed", "capacity.fixed": {"slots": 12}}, [],
+     "capacity.fixed.slots"),
+    ("policy", {"capacity.policy": "magic"}, [], "capacity.policy"),
+    ("on_overflow", {"capacity.on_overflow": "explode"}, [], "capacity.on_overflow"),
+    ("save_name", {"recompute.save": ["everything"]}, [], "recompute.save[0]"),
+    ("no_training_file", {"data.train": []}, [], "data.train"),
+    ("sequence_above_max_seq", {"data.seq": SEQ + 1}, [], "data.seq"),
+    ("learning_rate", {"optim.lr": 0}, [], "optim.lr"),
+    ("steps", {"train.steps": 0}, [], "train.steps"),
+    ("checkpoint_keep", {"checkpoint.keep": 0}, [], "checkpoint.keep"),
+    ("log_level", {"log.level": "loud"}, [], "log.level"),
+    ("unknown_key", {"train.step": 4}, [], "train.step"),
+    ("unknown_section", {"trian": {}}, [], "trian"),
+    ("wrong_type", {"train.steps": "four"}, [], "train.steps"),
+    ("duplicate_key", '{"train": {"steps": 1, "steps": 2}}', [], "train.steps"),
+    ("no_json", "{ steps: 4 }", [], "config"),
+    ("bad_assignment", {}, ["--set", "train.steps=0"], "train.steps"),
+    ("assignment_without_value", {}, ["--set", "train.steps"], "train.steps"),
+    ("very_long_value", {"run.dtype": "x" * 5000}, [], "run.dtype"),
+    ("unknown_option", {}, ["--frobnicate"], "--frobnicate"),
+    ("world_without_validate", {}, ["--world", "4"], "--world"),
+    ("world_no_number", {}, ["--world", "four"], "--world"),
+    ("resume_is_to_come", {}, ["--resume", "auto"], "checkpoint.resume"),
+]
+
+
+class BadConfigTest(ProgramTest):
+    def check_refusal(self, result, path):
+        code, out, err = result
+        self.assertEqual(code, 2, err)
+        self.assertEqual(out, "")
+        lines = err.splitlines()
+        self.assertEqual(len(lines), 1, err)
+        self.assertLess(len(lines[0]), MAX_LINE)
+        self.assertIn(path, lines[0])
+        self.assertFalse(self.place.run_dir.exists(), "something was made")
+
+    def test_bad_configs_are_refused_in_one_line(self):
+        # Two at a time: most of the time goes into starting processes.
+        waiting = list(enumerate(BAD_CONFIGS))
+        running = []
+        while waiting or running:
+            while waiting and len(running) < 2:
+                index, (name, changes, options, path) = waiting.pop(0)
+                text = changes if isinstance(changes, str) else merged(self.place.config(), changes)
+                # Every fourth on two ranks: one of them speaks.
+                ranks = 2 if index % 4 == 0 else 1
+                running.append((name, path, self.place.start(ranks, text, *options)))
+            name, path, job = running.pop(0)
+            with self.subTest(name):
+                out, err = job.communicate(timeout=WAIT_S)
+                self.check_refusal((job.returncode, out, err), path)
+        self.wait_for(lambda: not self.place.processes(), "end of all processes")
+
+    def test_missing_config_file(self):
+        job = self.place.start_file(2, self.place.folder / "nowhere.json")
+        self.check_refusal(self.place.finish(job), "nowhere.json")
+
+    def test_experts_must_divide(self):
+        self.check_refusal(self.place.run(3, self.place.config(parallel__ep=3)), "parallel.ep")
+
+    def test_run_directory_with_metrics(self):
+        self.place.run_dir.mkdir()
+        (self.place.run_dir / "metrics.jsonl").write_text("{}\n")
+        code, _, err = self.place.run(2, self.place.config())
+        self.assertEqual(code, 2)
+        self.assertEqual(len(err.splitlines()), 1, err)
+        self.assertIn("run.dir", err)
+        self.assertEqual((self.place.run_dir / "metrics.jsonl").read_text(), "{}\n")
+
+    def test_help_is_no_error(self):
+        code, out, err = self.place.run(2, self.place.config(), "--help")
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("--validate", out)
+        self.assertEqual(out.count("Usage:"), 1, "told once")
+
+
+class ValidateTest(ProgramTest):
+    def test_prints_config_and_memory_and_makes_nothing(self):
+        config = self.place.config(parallel__ep=4, run__device="cuda",
+                                   data__train=["does/not/exist.txt"])
+        code, out, err = self.place.run(1, config, "--validate", "--world", "4")
+        self.assertEqual(code, 0, err)
+        resolved, end = json.JSONDecoder().raw_decode(out)
+        self.assertEqual(resolved["parallel"]["ep"], 4)
+        self.assertEqual(resolved["train"]["steps"], STEPS)
+        table = out[end:]
+        self.assertIn("world 4 = ep 4 x dp 1", table)
+        for row in ("weights", "gradients", "optimizer", "activations", "first step",
+                    "worst case"):
+            self.assertRegex(table, rf"{row}\s+\d+\.\d MiB")
+        self.assertFalse(self.place.run_dir.exists())
+
+    def test_resolved_config_is_a_config(self):
+        code, out, _ = self.place.run(1, self.place.config(), "--validate")
+        self.assertEqual(code, 0)
+        resolved, _ = json.JSONDecoder().raw_decode(out)
+        code, again, _ = self.place.run(1, resolved, "--validate")
+        self.assertEqual(code, 0)
+        self.assertEqual(again, out)
+
+    def test_refuses_what_the_world_cannot_hold(self):
+        code, _, err = self.place.run(1, self.place.config(parallel__ep=4), "--validate")
+        self.assertEqual(code, 2)
+        self.assertIn("parallel.ep", err)
+
+
+class FailureTest(ProgramTest):
+    def errors(self, err):
+        """What is said on stderr besides the log."""
+        return [line for line in err.splitlines() if not re.match(r"\[\d\d:\d\d:\d\d\]", line)]
+
+    def test_missing_data_is_4(self):
+        config = self.place.config(data__train=[str(self.place.folder / "nowhere.txt")])
+        code, _, err = self.place.run(2, config)
+        self.assertEqual(code, 4)
+        errors = self.errors(err)
+        self.assertEqual(len(errors), 1, err)
+        self.assertRegex(errors[0], r"^\[rank [01]\] .*nowhere\.txt")
+
+    def test_too_little_data_is_4(self):
+        (self.place.folder / "short.txt").write_text("short")
+        config = self.place.config(data__train=[str(self.place.folder / "short.txt")])
+        code, _, err = self.place.run(1, config)
+        self.assertEqual(code, 4)
+        self.assertEqual(len(self.errors(err)), 1, err)
+
+    def test_overflow_with_fail_is_3(self):
+        config = self.place.config(parallel__ep=2, capacity__policy="fixed",
+                                   capacity__fixed={"slots": 16}, capacity__on_overflow="fail")
+        code, _, err = self.place.run(4, config)
+        self.assertEqual(code, 3)
+        errors = self.errors(err)
+        self.assertEqual(len(errors), 1, err)
+        match = re.fullmatch(
+            r"\[rank (\d)\] OverflowError: layer 0 rank (\d) demand (\d+) slots capacity 16 slots, "
+            r"smallest that fits (\d+): set capacity\.fixed\.slots", errors[0])
+        self.assertIsNotNone(match, errors[0])
+        speaker, rank, demand, smallest = map(int, match.groups())
+        self.assertEqual(speaker // 2, rank // 2, "a rank of the group that overflowed")
+        self.assertGreater(demand, 16)
+        self.assertEqual(smallest, demand)
+        self.assertTrue((self.place.run_dir / "fatal").exists())
+        # What it names does fit this step's buffer, and an overflow elsewhere asks for more.
+        self.assertEqual(of_type(read_metrics(self.place.run_dir), "step"), [])
+
+    def test_divergence_is_6(self):
+        config = self.place.config(optim__lr=1e30, optim__min_lr=1e30, optim__warmup_steps=0,
+                                   optim__schedule="constant", train__steps=20)
+        code, _, err = self.place.run(2, config)
+        self.assertEqual(code, 6, err)
+        errors = self.errors(err)
+        self.assertEqual(len(errors), 1, err)
+        self.assertIn("train.on_nonfinite", errors[0])
+        # The steps before are on file.
+        self.assertGreaterEqual(len(of_type(read_metrics(self.place.run_dir), "step")), 1)
+
+    def test_killed_rank_leaves_nothing(self):
+        job = self.place.start(4, self.place.config(parallel__ep=2, train__steps=100000,
+                                                    log__every=0))
+        self.wait_for_steps(2)
+        self.assertEqual(len(self.place.ranks()), 4)
+        os.kill(self.place.ranks()[2], signal.SIGKILL)
+        code, _, _ = self.place.finish(job)
+        self.assertEqual(code, 128 + signal.SIGKILL)
+
+
+class SignalTest(ProgramTest):
+    def check_stop(self, sent, code, **changes):
+        settings = {"parallel__ep": 2, "train__steps": 100000, "log__every": 0, **changes}
+        job = self.place.start(2, self.place.config(**settings))
+        self.wait_for_steps(2)
+        job.send_signal(sent)
+        result, out, err = self.place.finish(job)
+        self.assertEqual(result, code, err)
+        lines = read_metrics(self.place.run_dir)
+        steps = of_type(lines, "step")
+        last = steps[-1]["step"]
+        self.assertEqual([line["step"] for line in steps], list(range(1, last + 1)))
+        self.assertLess(last, 100000)
+        # The last step is complete.
+        self.assertEqual([line["step"] for line in of_type(lines, "counters")],
+                         list(range(1, last + 1)))
+        self.assertEqual(len(of_type(lines, "ep")), last * LAYERS)
+        self.assertIn(f"Trained {last} steps", out)
+
+    def test_sigterm_is_143(self):
+        self.check_stop(signal.SIGTERM, 143)
+
+    def test_sigint_is_130(self):
+        self.check_stop(signal.SIGINT, 130)
+
+    def test_sigusr2_is_0(self):
+        self.check_stop(signal.SIGUSR2, 0)
+
+    def test_stop_in_evaluation(self):
+        # Nearly all the time goes into evaluation here.
+        self.check_stop(signal.SIGTERM, 143, train__eval_every=1, train__eval_steps=300,
+                        data__valid=[str(self.place.folder / "text.txt")])
+
+    def test_sigusr1_goes_on(self):
+        job = self.place.start(2, self.place.config(train__steps=100000, log__every=0))
+        self.wait_for_steps(1)
+        job.send_signal(signal.SIGUSR1)
+        seen = read_metrics(self.place.run_dir)[-1]["step"]
+        self.wait_for_steps(seen + 20)
+        job.send_signal(signal.SIGTERM)
+        self.assertEqual(self.place.finish(job)[0], 143)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        BUILD = Path(sys.argv.pop(1)).resolve()
+    unittest.main()
