@@ -108,6 +108,22 @@ TEST(RngStream, CopyGoesOnFromTheSamePlace) {
   EXPECT_NE(rng.next(), word);
 }
 
+// A few roundings of double in log, sqrt, cos and their arguments, the result below 6.67.
+constexpr double kNormalTolerance = 1e-14;
+
+TEST(RngStream, DrawsAreTheDocumentedFunctionsOfTheWord) {
+  const Rng rng(21, 4);
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const uint64_t word = rng.at(i);
+    EXPECT_EQ(rng.uniform_at(i), std::ldexp(static_cast<double>(word >> 11), -53));
+    const long double u1 = std::ldexp(static_cast<long double>((word >> 32) + 1), -32);
+    const long double u2 = std::ldexp(static_cast<long double>(word & 0xffffffffU), -32);
+    const long double angle = 2.0L * std::numbers::pi_v<long double> * u2;
+    const long double wanted = std::sqrt(-2.0L * std::log(u1)) * std::cos(angle);
+    EXPECT_NEAR(rng.normal_at(i), static_cast<double>(wanted), kNormalTolerance);
+  }
+}
+
 struct StreamCase {
   const char* name;
   uint64_t seed, stream;
