@@ -129,15 +129,10 @@ void zero_padding(const RoutingHandle& handle, Tensor& slots) {
   }
 }
 
-void poison_tail(const RoutingHandle& handle, Tensor& slots) {
-  Tensor tail = slots.rows(handle.num_slots(), slots.dim(0));
-  // All bits set is a NaN in f32, f64 and bf16 alike.
-  if (tail.numel() > 0) std::memset(tail.raw_data(), 0xff, static_cast<size_t>(tail.bytes()));
-}
-
-void finish_slots(const Route& route, Tensor& slots) {
-  zero_padding(route.handle, slots);
-  if (route.poison) poison_tail(route.handle, slots);
+// Debug mode: what no row and no padding overwrites is a NaN afterwards, and a row that was missed
+// shows too. All bits set is a NaN in f32, f64 and bf16 alike.
+void poison(Tensor& slots) {
+  std::memset(slots.raw_data(), 0xff, static_cast<size_t>(slots.bytes()));
 }
 
 }  // namespace
@@ -156,10 +151,12 @@ void to_experts(const Route& route, const Tensor& rows, Tensor& row_slots, const
     kernels::gather_scalars(route.ctx, gates, sent, staged_gates);
     loads.push_back(payload(staged_gates, gate_slots));
   }
+  if (route.poison) poison(row_slots);
+  if (route.poison && gates.defined()) poison(gate_slots);
   move(route, Direction::kToExperts, loads);
   place_own(route, rows, row_slots, gates, gate_slots);
-  finish_slots(route, row_slots);
-  if (gates.defined()) finish_slots(route, gate_slots);
+  zero_padding(route.handle, row_slots);
+  if (gates.defined()) zero_padding(route.handle, gate_slots);
 }
 
 void to_tokens(const Route& route, const Tensor& row_slots, Tensor& staged_rows,

@@ -11,7 +11,7 @@
 
 namespace spillway::ep {
 
-/// What a transport stands on. `poison`: the unspecified tail of receive buffers gets NaN.
+/// What a transport stands on. `poison`: rows past the last zone hold NaN.
 struct Route {
   Context& ctx;
   comm::Communicator& group;
