@@ -32,7 +32,8 @@ struct HandleHeader {
   uint64_t maps_checksum = 0;  ///< of the maps and counts; 0 unless EpConfig::poison
   uint64_t checksum = 0;       ///< over all bytes before it
 };
-static_assert(std::is_trivially_copyable_v<HandleHeader> && sizeof(HandleHeader) == 17 * 8);
+static_assert(std::is_trivially_copyable_v<HandleHeader> &&
+              sizeof(HandleHeader) == 17 * sizeof(uint64_t));
 
 inline constexpr uint64_t kHandleMagic = 0x656C646E61687773ULL;  ///< "swhandle"
 inline constexpr uint64_t kHandleVersion = 1;

@@ -90,8 +90,9 @@ class Session {
   void bootstrap(const EpConfig& config);
   /// Idempotent. Frees the buffers and raises the epoch: handles from before are stale.
   void finalize();
-  /// finalize + bootstrap between two steps; world collective. Throws Error saying how many when
-  /// handles are alive.
+  /// finalize + bootstrap between two steps; world collective. Throws on every rank, and leaves the
+  /// session as it was, when handles are alive on any rank (Error saying how many and where) or
+  /// the config is refused.
   ReconfigureCost reconfigure(const EpConfig& config, ReconfigureMode mode);
 
   /// One all-gather of [ep, E] counts (none at ep = 1), then the plan.
