@@ -1,6 +1,7 @@
 // Evaluation: what it computes, and that it leaves no trace in the training run.
 #include "spillway/train/evaluation.h"
 
+#include <csignal>
 #include <fstream>
 
 #include "support/train_fixture.h"
@@ -111,6 +112,19 @@ TEST_P(EvaluationTest, CountersStandStill) {
   EXPECT_EQ(run.ctx.counters().total(), before);
   run.ctx.counters().add(&CounterSet::prepares);
   EXPECT_EQ(run.ctx.counters().total().prepares, before.prepares + 1) << "counting goes on";
+}
+
+TEST_P(EvaluationTest, StopsAtABatchBoundaryOnAllRanks) {
+  auto ranks = first_ranks(GetParam().world());
+  if (!ranks) return;
+  TrainRun run(*ranks, config());
+  if (ranks->rank() == ranks->size() - 1) std::raise(SIGUSR2);
+  EvalResult eval = evaluate_run(run, 0);
+  EXPECT_TRUE(eval.stopped);
+  EXPECT_EQ(eval.tokens, 8 * 32) << "one batch";
+  eval = evaluate_run(run, 0);
+  EXPECT_FALSE(eval.stopped) << "the signal was used up";
+  EXPECT_EQ(eval.tokens, kEvalBatches * 8 * 32);
 }
 
 TEST_P(EvaluationTest, LosslessWhereTrainingDrops) {

@@ -12,6 +12,7 @@ constexpr int64_t kSteps = 10;
 struct Story {
   StepResults steps;
   NamedValues weights;
+  int64_t new_communicators = 0;  // after how many steps the EP group had another communicator
 };
 
 class LosslessCapacityTest : public TrainTest, public testing::WithParamInterface<Split> {
@@ -42,7 +43,9 @@ class LosslessCapacityTest : public TrainTest, public testing::WithParamInterfac
     if (!ranks) return story;
     TrainRun run(*ranks, config);
     for (int64_t s = 1; s <= kSteps; ++s) {
+      const comm::Communicator* const before = &run.trainer.topology().ep_group();
       story.steps.push_back(run.trainer.step(s));
+      if (&run.trainer.topology().ep_group() != before) ++story.new_communicators;
       expect_equal_capacities(run, s);
     }
     story.weights = gather_weights(run);
@@ -160,6 +163,8 @@ TEST_P(LosslessCapacityTest, ReconfiguringHasTheBitsOfTheWorstCase) {
     }
     EXPECT_GT(records.back().epoch, records.front().epoch);
     EXPECT_GT(cost_ms, 0.0) << "a reconfiguration takes time";
+    const int64_t epochs = records.back().epoch - records.front().epoch + 1;
+    EXPECT_EQ(story.new_communicators, buffers ? 0 : epochs);
     // Lines carry the epoch in which their step began.
     EXPECT_EQ(story.steps.front().ep.front().epoch, records.front().epoch - 1);
     EXPECT_EQ(story.steps.back().ep.front().epoch,
