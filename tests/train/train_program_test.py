@@ -3,164 +3,30 @@
 usage: train_program_test.py BUILD_DIR [unittest options]
 """
 
-import copy
 import json
 import os
-import random
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = ROOT / "scripts" / "launch.sh"
+from bad_configs import BAD_CONFIGS
+from ep_identities import check_ep_line
+from workplace import (EXPERTS, FIELDS, LAYERS, MICRO, ROOT, SEQ, STEPS, WAIT_S, Workplace, merged,
+                       of_type, read_metrics)
+
 BUILD = ROOT / "build"  # replaced by the first argument
-WAIT_S = 60  # far beyond what a job takes here: only a hang reaches it
-GONE_S = 10  # the contract: no process of a job is left after that
 MAX_LINE = 300  # of an error of the config or the command line
+WORLD, EP, DP, ACCUM = 4, 2, 2, 2  # of the good run
 
-# f32 gates of a token sum to 1 up to rounding.
-MASS_TOLERANCE = 1e-5
-
-WORLD, EP, DP, STEPS, ACCUM, SEQ, MICRO, TOP_K, EXPERTS, LAYERS = 4, 2, 2, 4, 2, 32, 1, 2, 8, 2
-ALIGNMENT = 8
-
-FIELDS = {
-    "run": {"config", "git_commit", "world", "ep", "dp", "device", "threads", "parameters",
-            "resumed_from"},
-    "step": {"step", "loss", "aux_loss", "z_loss", "grad_norm", "lr", "tokens", "step_ms",
-             "tokens_per_s", "tflops", "mfu", "mem_peak_bytes", "skipped"},
-    "ep": {"step", "micro_batch", "layer", "epoch", "capacity", "capacity_end",
-           "total_recv_tokens", "recv_assignments", "slot_counts_sum", "dropped_assignments",
-           "dropped_by_expert", "dropped_by_source", "fully_dropped_tokens", "padding_slots",
-           "expert_tokens", "gate_mass", "dropped_gate_mass", "balanced_slots",
-           "worst_case_slots", "max_over_balanced", "headroom", "recv_buffer_bytes",
-           "capacity_sized_bytes"},
-    "ep_step": {"step", "layer", "max_total_recv_tokens", "dropped_assignments", "capacity",
-                "capacity_end", "grow_events"},
-    "counters": {"step", "prepares", "fused_prepares", "forward_dispatches", "combines",
-                 "backward_transports", "host_syncs", "all_to_all_bytes", "backward"},
-    "reconfigure": {"step", "epoch", "layer", "kind", "group", "micro_batch", "old_capacity",
-                    "new_capacity", "reason", "mode", "drain_ms", "finalize_ms", "init_ms",
-                    "alloc_ms"},
-    "eval": {"step", "loss", "tokens", "dropped_assignments"},
-}
 TIME_FIELDS = {"step_ms", "tokens_per_s", "tflops"}
-
-
-def merged(base, changes):
-    """A copy of a nested dict with "a.b.c" keys set."""
-    result = copy.deepcopy(base)
-    for path, value in changes.items():
-        *parents, name = path.split(".")
-        node = result
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = value
-    return result
-
-
-def round_up(value, multiple):
-    return -(-value // multiple) * multiple
-
-
-def read_metrics(folder):
-    text = (folder / "metrics.jsonl").read_text()
-    assert text.endswith("\n"), "the last line is cut off"
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def of_type(lines, kind):
-    return [line for line in lines if line["type"] == kind]
-
-
-class Workplace:
-    """A folder with a text and a config, and the jobs that were started in it."""
-
-    def __init__(self):
-        self.holder = tempfile.TemporaryDirectory(prefix="spillway_train_")
-        self.folder = Path(self.holder.name)
-        self.run_dir = self.folder / "run"
-        rng = random.Random(7)
-        words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(50)]
-        (self.folder / "text.txt").write_text(" ".join(rng.choices(words, k=4000)))
-        self.jobs = []
-
-    def config(self, **changes):
-        """Changes are given with __ for the dots of a path."""
-        base = {
-            "run": {"dir": str(self.run_dir), "seed": 1},
-            "model": {"hidden": 16, "layers": LAYERS, "heads": 2, "kv_heads": 1, "max_seq": SEQ},
-            "moe": {"experts": EXPERTS, "top_k": TOP_K, "ffn": 16, "alignment": ALIGNMENT},
-            "data": {"train": [str(self.folder / "text.txt")], "seq": SEQ},
-            "optim": {"lr": 0.002, "min_lr": 0.0002, "warmup_steps": 1},
-            "train": {"steps": STEPS, "micro_batch": MICRO, "check_replicas": 1},
-            "log": {"every": 1},
-        }
-        return merged(base, {path.replace("__", "."): value for path, value in changes.items()})
-
-    def start(self, ranks, config, *options):
-        text = config if isinstance(config, str) else json.dumps(config)
-        path = self.folder / f"config{len(self.jobs)}.json"
-        path.write_text(text)
-        return self.start_file(ranks, path, *options)
-
-    def start_file(self, ranks, path, *options):
-        job = subprocess.Popen([LAUNCH, "--build", BUILD, str(ranks), path, *options],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True)
-        self.jobs.append(job)
-        return job
-
-    def finish(self, job):
-        """Exit code, stdout, stderr, once no process of the job is left."""
-        out, err = job.communicate(timeout=WAIT_S)
-        end = time.monotonic() + GONE_S
-        while self.processes():
-            assert time.monotonic() < end, f"left after {GONE_S} s: {self.processes()}"
-            time.sleep(0.05)
-        return job.returncode, out, err
-
-    def run(self, ranks, config, *options):
-        return self.finish(self.start(ranks, config, *options))
-
-    def processes(self):
-        """(pid, command) of everything that was started with a config of this folder."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if any(str(self.folder).encode() in word for word in command):
-                found.append((int(entry.name), command[0].decode()))
-        return found
-
-    def ranks(self):
-        return [pid for pid, command in self.processes() if command.endswith("/bin/train")]
-
-    def close(self):
-        for job in self.jobs:
-            if job.poll() is None:
-                job.kill()
-                job.communicate()
-        for pid, _ in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        self.holder.cleanup()
 
 
 class ProgramTest(unittest.TestCase):
     def setUp(self):
-        self.place = Workplace()
+        self.place = Workplace(BUILD)
         self.addCleanup(self.place.close)
 
     def wait_for(self, condition, what):
@@ -182,7 +48,7 @@ class GoodRunTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.place = Workplace()
+        cls.place = Workplace(BUILD)
         cls.addClassCleanup(cls.place.close)
         cls.config = cls.place.config(
             parallel__ep=EP, train__grad_accum=ACCUM, train__eval_every=2, train__eval_steps=2,
@@ -244,46 +110,6 @@ class GoodRunTest(unittest.TestCase):
         self.assertEqual(steps[0]["lr"], 0.002)
         self.assertEqual(steps[-1]["lr"], 0.0002)
 
-    def check_ep_line(self, line):
-        per_rank = EXPERTS // EP
-        tokens, capacity = MICRO * SEQ, line["capacity"]
-        self.assertEqual(line["capacity_end"], [capacity] * DP)
-        self.assertEqual(sum(line["recv_assignments"]), WORLD * tokens * TOP_K)
-        worst = 0
-        for group in range(DP):
-            counts, drops = line["expert_tokens"][group], line["dropped_by_expert"][group]
-            self.assertEqual(sum(counts), EP * tokens * TOP_K)
-            for index in range(EP):
-                rank = group * EP + index
-                mine = range(index * per_rank, (index + 1) * per_rank)
-                received = sum(counts[e] for e in mine)
-                dropped = sum(drops[e] for e in mine)
-                demand = sum(round_up(counts[e], ALIGNMENT) for e in mine)
-                slots = sum(round_up(counts[e] - drops[e], ALIGNMENT) for e in mine)
-                self.assertEqual(line["recv_assignments"][rank], received)
-                self.assertEqual(line["dropped_assignments"][rank], dropped)
-                self.assertEqual(line["total_recv_tokens"][rank], demand)
-                self.assertEqual(line["slot_counts_sum"][rank], slots)
-                self.assertEqual(line["padding_slots"][rank], slots - received + dropped)
-                self.assertLessEqual(slots, capacity)
-                self.assertEqual(demand > capacity, dropped > 0)
-                worst = max(worst, demand)
-            ranks = slice(group * EP, (group + 1) * EP)
-            self.assertEqual(sum(line["dropped_by_source"][ranks]), sum(drops))
-        dropped = sum(line["dropped_assignments"])
-        self.assertLessEqual(TOP_K * sum(line["fully_dropped_tokens"]), dropped)
-        self.assertEqual(line["dropped_gate_mass"] > 0, dropped > 0)
-        mass = WORLD * tokens
-        self.assertAlmostEqual(line["gate_mass"], mass, delta=MASS_TOLERANCE * mass)
-        self.assertAlmostEqual(line["max_over_balanced"], worst / line["balanced_slots"])
-        self.assertAlmostEqual(line["headroom"], 1 - worst / capacity)
-        self.assertEqual(line["balanced_slots"],
-                         per_rank * round_up(EP * tokens * TOP_K // EXPERTS, ALIGNMENT))
-        self.assertEqual(line["worst_case_slots"], EP * tokens * TOP_K + per_rank * (ALIGNMENT - 1)
-                         - (EP * tokens * TOP_K + per_rank * (ALIGNMENT - 1)) % ALIGNMENT)
-        self.assertGreater(line["recv_buffer_bytes"], capacity * 16 * 4)
-        self.assertGreater(line["capacity_sized_bytes"], line["recv_buffer_bytes"])
-
     def test_identities_of_every_ep_line(self):
         lines = of_type(self.lines[0], "ep")
         self.assertEqual({(line["step"], line["micro_batch"], line["layer"]) for line in lines},
@@ -291,7 +117,7 @@ class GoodRunTest(unittest.TestCase):
                           for layer in range(LAYERS)})
         for line in lines:
             with self.subTest(step=line["step"], m=line["micro_batch"], layer=line["layer"]):
-                self.check_ep_line(line)
+                check_ep_line(self, line, EP, DP)
         self.assertGreater(sum(sum(line["dropped_assignments"]) for line in lines), 0,
                            "no drop in the whole run")
 
@@ -367,44 +193,6 @@ class AdaptiveRunTest(ProgramTest):
             elif line["type"] == "reconfigure":
                 held[line["layer"]] = line["new_capacity"]
         self.assertIn("Buffers grew", out)
-
-
-BAD_CONFIGS = [
-    # name, changes or the whole text, options, what the line must name
-    ("negative_seed", {"run.seed": -1}, [], "run.seed"),
-    ("unknown_dtype", {"run.dtype": "fp8"}, [], "run.dtype"),
-    ("cuda_in_cpu_build", {"run.device": "cuda"}, [], "run.device"),
-    ("kv_heads", {"model.kv_heads": 3}, [], "model.kv_heads"),
-    ("small_vocabulary", {"model.vocab_size": 100}, [], "model.vocab_size"),
-    ("top_k_above_experts", {"moe.top_k": 9}, [], "moe.top_k"),
-    ("alignment", {"moe.alignment": 12}, [], "moe.alignment"),
-    ("aux_coef", {"moe.router.aux_coef": -0.1}, [], "moe.router.aux_coef"),
-    ("ep_does_not_divide_world", {"parallel.ep": 3}, [], "parallel.ep"),
-    ("drop_order", {"ep.drop_order": "best"}, [], "ep.drop_order"),
-    ("slots_not_aligned", {"capacity.policy": "fixed", "capacity.fixed": {"slots": 12}}, [],
-     "capacity.fixed.slots"),
-    ("policy", {"capacity.policy": "magic"}, [], "capacity.policy"),
-    ("on_overflow", {"capacity.on_overflow": "explode"}, [], "capacity.on_overflow"),
-    ("save_name", {"recompute.save": ["everything"]}, [], "recompute.save[0]"),
-    ("no_training_file", {"data.train": []}, [], "data.train"),
-    ("sequence_above_max_seq", {"data.seq": SEQ + 1}, [], "data.seq"),
-    ("learning_rate", {"optim.lr": 0}, [], "optim.lr"),
-    ("steps", {"train.steps": 0}, [], "train.steps"),
-    ("checkpoint_keep", {"checkpoint.keep": 0}, [], "checkpoint.keep"),
-    ("log_level", {"log.level": "loud"}, [], "log.level"),
-    ("unknown_key", {"train.step": 4}, [], "train.step"),
-    ("unknown_section", {"trian": {}}, [], "trian"),
-    ("wrong_type", {"train.steps": "four"}, [], "train.steps"),
-    ("duplicate_key", '{"train": {"steps": 1, "steps": 2}}', [], "train.steps"),
-    ("no_json", "{ steps: 4 }", [], "config"),
-    ("bad_assignment", {}, ["--set", "train.steps=0"], "train.steps"),
-    ("assignment_without_value", {}, ["--set", "train.steps"], "train.steps"),
-    ("very_long_value", {"run.dtype": "x" * 5000}, [], "run.dtype"),
-    ("unknown_option", {}, ["--frobnicate"], "--frobnicate"),
-    ("world_without_validate", {}, ["--world", "4"], "--world"),
-    ("world_no_number", {}, ["--world", "four"], "--world"),
-    ("resume_is_to_come", {}, ["--resume", "auto"], "checkpoint.resume"),
-]
 
 
 class BadConfigTest(ProgramTest):

@@ -1,0 +1,40 @@
+"""Configs and command lines that the trainer refuses, and what the one line of the error names."""
+
+from workplace import SEQ
+
+BAD_CONFIGS = [
+    # name, changes or the whole text, options, what the line must name
+    ("negative_seed", {"run.seed": -1}, [], "run.seed"),
+    ("unknown_dtype", {"run.dtype": "fp8"}, [], "run.dtype"),
+    ("cuda_in_cpu_build", {"run.device": "cuda"}, [], "run.device"),
+    ("kv_heads", {"model.kv_heads": 3}, [], "model.kv_heads"),
+    ("small_vocabulary", {"model.vocab_size": 100}, [], "model.vocab_size"),
+    ("top_k_above_experts", {"moe.top_k": 9}, [], "moe.top_k"),
+    ("alignment", {"moe.alignment": 12}, [], "moe.alignment"),
+    ("aux_coef", {"moe.router.aux_coef": -0.1}, [], "moe.router.aux_coef"),
+    ("ep_does_not_divide_world", {"parallel.ep": 3}, [], "parallel.ep"),
+    ("drop_order", {"ep.drop_order": "best"}, [], "ep.drop_order"),
+    ("slots_not_aligned", {"capacity.policy": "fixed", "capacity.fixed": {"slots": 12}}, [],
+     "capacity.fixed.slots"),
+    ("policy", {"capacity.policy": "magic"}, [], "capacity.policy"),
+    ("on_overflow", {"capacity.on_overflow": "explode"}, [], "capacity.on_overflow"),
+    ("save_name", {"recompute.save": ["everything"]}, [], "recompute.save[0]"),
+    ("no_training_file", {"data.train": []}, [], "data.train"),
+    ("sequence_above_max_seq", {"data.seq": SEQ + 1}, [], "data.seq"),
+    ("learning_rate", {"optim.lr": 0}, [], "optim.lr"),
+    ("steps", {"train.steps": 0}, [], "train.steps"),
+    ("checkpoint_keep", {"checkpoint.keep": 0}, [], "checkpoint.keep"),
+    ("log_level", {"log.level": "loud"}, [], "log.level"),
+    ("unknown_key", {"train.step": 4}, [], "train.step"),
+    ("unknown_section", {"trian": {}}, [], "trian"),
+    ("wrong_type", {"train.steps": "four"}, [], "train.steps"),
+    ("duplicate_key", '{"train": {"steps": 1, "steps": 2}}', [], "train.steps"),
+    ("no_json", "{ steps: 4 }", [], "config"),
+    ("bad_assignment", {}, ["--set", "train.steps=0"], "train.steps"),
+    ("assignment_without_value", {}, ["--set", "train.steps"], "train.steps"),
+    ("very_long_value", {"run.dtype": "x" * 5000}, [], "run.dtype"),
+    ("unknown_option", {}, ["--frobnicate"], "--frobnicate"),
+    ("world_without_validate", {}, ["--world", "4"], "--world"),
+    ("world_no_number", {}, ["--world", "four"], "--world"),
+    ("resume_is_to_come", {}, ["--resume", "auto"], "checkpoint.resume"),
+]
