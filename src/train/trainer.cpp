@@ -23,6 +23,16 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+/// Capacities that change leave blocks behind of sizes that no step asks for again.
+void give_back_idle_memory(Allocator& allocator) {
+  constexpr double kMostOverPeak = 1.5;
+  const MemoryUse use = allocator.total();
+  const int64_t held = use.current_bytes + allocator.cached_bytes();
+  if (static_cast<double>(held) > kMostOverPeak * static_cast<double>(use.peak_bytes)) {
+    allocator.trim();
+  }
+}
+
 data::BatchSource open_source(const config::Config& c, const std::vector<std::string>& paths,
                               const comm::Communicator& world) {
   return {data::TokenStream::open(paths, c.data.format),
@@ -132,6 +142,7 @@ Trainer::StepResult Trainer::step(int64_t step) {
   if (updated) update(step, agreement);
   StepResult result = describe(step, message, 0.0, updated);
   result.reconfigures = capacity_.after_step(step, agreement);
+  give_back_idle_memory(*ctx_.allocator());
   if (config_.train.check_replicas > 0 && step % config_.train.check_replicas == 0) {
     check_replicas(store_, topology_);
   }
