@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "spillway/capacity/scaling.h"
 #include "spillway/core/error.h"
 #include "spillway/core/math.h"
+#include "spillway/plan/scaling.h"
 #include "spillway/plan/sizing.h"
 
 namespace spillway::capacity {
@@ -49,8 +49,8 @@ int64_t Controller::start_capacity(Policy& policy, const LayerFacts& facts) cons
   if (pinned_) return facts.worst_case_slots;
   if (!entry_->adaptive) return clamp(policy.decide(LayerHistory(0), facts).slots, facts);
   if (config_.initial.worst_case) return facts.worst_case_slots;
-  return clamp(scaled_slots(facts.balanced_slots, config_.initial.factor, facts.alignment,
-                            facts.worst_case_slots),
+  return clamp(plan::scaled_slots(facts.balanced_slots, config_.initial.factor, facts.alignment,
+                                  facts.worst_case_slots),
                facts);
 }
 

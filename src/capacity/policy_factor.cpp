@@ -1,8 +1,8 @@
 // "factor": a multiple of the balanced demand.
 
 #include "policies.h"
-#include "spillway/capacity/scaling.h"
 #include "spillway/core/error.h"
+#include "spillway/plan/scaling.h"
 
 namespace spillway::capacity {
 namespace {
@@ -12,8 +12,9 @@ class Factor final : public Policy {
   explicit Factor(double factor) : factor_(factor) {}
 
   Wanted decide(const LayerHistory&, const LayerFacts& facts) override {
-    return {scaled_slots(facts.balanced_slots, factor_, facts.alignment, facts.worst_case_slots),
-            str(factor_, " x balanced ", facts.balanced_slots)};
+    return {
+        plan::scaled_slots(facts.balanced_slots, factor_, facts.alignment, facts.worst_case_slots),
+        str(factor_, " x balanced ", facts.balanced_slots)};
   }
 
  private:

@@ -2,8 +2,8 @@
 // buffer that follows every dip would overflow at the next rise.
 
 #include "policies.h"
-#include "spillway/capacity/scaling.h"
 #include "spillway/core/error.h"
+#include "spillway/plan/scaling.h"
 
 namespace spillway::capacity {
 namespace {
@@ -25,7 +25,7 @@ class Peak final : public Policy {
     }
     const int64_t peak = history.max_of_last(config_.window_steps);
     const int64_t target =
-        scaled_slots(peak, 1 + config_.margin, facts.alignment, facts.worst_case_slots);
+        plan::scaled_slots(peak, 1 + config_.margin, facts.alignment, facts.worst_case_slots);
     const std::string reason =
         str("peak demand ", peak, " of ", history.size(), " steps, margin ", config_.margin);
     if (target >= facts.capacity) {

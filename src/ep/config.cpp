@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "config_fields.h"
+#include "spillway/core/choice.h"
 #include "spillway/core/math.h"
 
 namespace spillway::ep {
@@ -68,7 +69,7 @@ std::vector<ConfigField> config_fields(const EpConfig& config) {
   add("drop_on_overflow", drop_on_overflow ? "true" : "false");
   add("grow_on_overflow", grow_on_overflow ? "true" : "false");
   add("grow_margin", grow_margin);
-  add("drop_order", plan::drop_order_name(drop_order));
+  add("drop_order", choice_name(plan::kDropOrderChoices, drop_order));
   add("drop_seed", drop_seed);
   add("poison", poison ? "true" : "false");
   add("capacity_key", capacity_key);
@@ -95,7 +96,7 @@ void validate(const EpConfig& config) {
   require(std::isfinite(config.grow_margin) && config.grow_margin >= 0.0, "grow_margin",
           config.grow_margin, "a finite fraction of demand, at least 0");
   require(config.drop_order == plan::DropOrder::kTail, "drop_order",
-          plan::drop_order_name(config.drop_order), "tail");
+          choice_name(plan::kDropOrderChoices, config.drop_order), "tail");
 }
 
 }  // namespace spillway::ep

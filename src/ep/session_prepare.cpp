@@ -1,11 +1,11 @@
 // From the router's choice to the routing handle: who sends what, where it lands, what is dropped.
 #include <algorithm>
-#include <cmath>
 
 #include "buffers.h"
 #include "count_exchange.h"
 #include "maps.h"
 #include "spillway/core/math.h"
+#include "spillway/plan/scaling.h"
 #include "spillway/plan/sizing.h"
 
 namespace spillway::ep {
@@ -24,14 +24,6 @@ int64_t worst_case(const EpConfig& config) {
                                 config.num_experts / config.ep, config.alignment);
 }
 
-// Demand and its margin, at most what any routing can need, never less than the demand itself.
-int64_t grown_capacity(const EpConfig& config, int64_t demand) {
-  const double wanted = std::ceil(static_cast<double>(demand) * (1.0 + config.grow_margin));
-  const double most = static_cast<double>(worst_case(config));
-  const auto slots = static_cast<int64_t>(std::min(wanted, most));
-  return std::max(round_up(slots, config.alignment), demand);
-}
-
 }  // namespace
 
 // C of a call. Every rank of the group has the same demands, so all take the same decision.
@@ -43,7 +35,8 @@ int64_t Session::choose_capacity(const PrepareArgs& args,
   const int64_t now = args.capacity > 0 ? args.capacity : capacities_[layer];
   if (*highest <= now || config_.drop_on_overflow || args.sizing == Sizing::kDrop) return now;
   if (config_.grow_on_overflow && args.capacity == 0) {
-    capacities_[layer] = grown_capacity(config_, *highest);
+    capacities_[layer] =
+        plan::grown_capacity(*highest, config_.grow_margin, config_.alignment, worst_case(config_));
     buffers_->keep_only(capacities_);
     return capacities_[layer];
   }

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "checks.h"
 #include "spillway/core/error.h"
 #include "spillway/core/math.h"
 
@@ -37,8 +38,7 @@ std::vector<int64_t> routed_per_expert(const CountMatrix& matrix, int64_t rank) 
 }
 
 int64_t demand_slots(const CountMatrix& matrix, int64_t rank, int64_t alignment) {
-  SPILLWAY_CHECK(is_power_of_two(alignment), "alignment is ", alignment,
-                 "; allowed: a power of two");
+  check_alignment(alignment);
   int64_t demand = 0;
   for (const int64_t routed : routed_per_expert(matrix, rank))
     demand += round_up(routed, alignment);

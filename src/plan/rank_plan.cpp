@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "checks.h"
+#include "spillway/core/choice.h"
 #include "spillway/core/error.h"
 #include "spillway/core/math.h"
 
@@ -42,7 +44,8 @@ std::vector<int64_t> keep(const CountMatrix& matrix, int64_t rank,
                           const std::vector<int64_t>& routed, int64_t capacity, int64_t alignment,
                           DropOrder order) {
   if (order == DropOrder::kTail) return keep_tail(matrix, rank, routed, capacity, alignment);
-  throw Error(str("drop order '", drop_order_name(order), "' is not available: only tail"));
+  throw Error(
+      str("drop order '", choice_name(kDropOrderChoices, order), "' is not available: only tail"));
 }
 
 }  // namespace
@@ -57,8 +60,7 @@ int64_t RankPlan::source_begin(int64_t source, int64_t local_expert) const {
 
 RankPlan plan_rank(const CountMatrix& matrix, int64_t rank, int64_t capacity, int64_t alignment,
                    DropOrder order) {
-  SPILLWAY_CHECK(is_power_of_two(alignment), "alignment is ", alignment,
-                 "; allowed: a power of two");
+  check_alignment(alignment);
   SPILLWAY_CHECK(capacity >= 0 && capacity % alignment == 0, "capacity is ", capacity,
                  " slots; allowed: a multiple of the alignment ", alignment, ", not negative");
   const std::vector<int64_t> routed = routed_per_expert(matrix, rank);

@@ -2,18 +2,11 @@
 
 #include <algorithm>
 
+#include "checks.h"
 #include "spillway/core/error.h"
 #include "spillway/core/math.h"
 
 namespace spillway::plan {
-namespace {
-
-void check_alignment(int64_t alignment) {
-  SPILLWAY_CHECK(is_power_of_two(alignment), "alignment is ", alignment,
-                 "; allowed: a power of two");
-}
-
-}  // namespace
 
 int64_t worst_case_slots(int64_t num_tokens_N, int64_t top_k, int64_t experts_per_rank,
                          int64_t alignment) {

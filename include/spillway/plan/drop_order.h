@@ -23,8 +23,4 @@ inline constexpr std::array<std::pair<std::string_view, DropOrder>, 4> kDropOrde
     {"score", DropOrder::kScore},
 }};
 
-const char* drop_order_name(DropOrder order);
-/// False, and `order` untouched, when the name is none of the choices.
-bool parse_drop_order(std::string_view name, DropOrder& order);
-
 }  // namespace spillway::plan

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "spillway/core/choice.h"
 #include "spillway/core/error.h"
 #include "spillway/core/math.h"
 #include "spillway/core/rng.h"
@@ -231,13 +232,16 @@ TEST_P(OtherOrders, AreRefusedByName) {
     FAIL() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(std::string(error.what()),
-              str("drop order '", drop_order_name(GetParam()), "' is not available: only tail"));
+              str("drop order '", choice_name(kDropOrderChoices, GetParam()),
+                  "' is not available: only tail"));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OtherOrders,
                          testing::Values(DropOrder::kFair, DropOrder::kRandom, DropOrder::kScore),
-                         [](const auto& test) { return std::string(drop_order_name(test.param)); });
+                         [](const auto& test) {
+                           return std::string(choice_name(kDropOrderChoices, test.param));
+                         });
 
 TEST(RankPlan, RejectsBadCapacitiesAndRanks) {
   const CountMatrix matrix{1, 2, {3, 5}};

@@ -1,4 +1,4 @@
-#include "spillway/capacity/scaling.h"
+#include "spillway/plan/scaling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include "spillway/core/error.h"
 #include "spillway/core/math.h"
 
-namespace spillway::capacity {
+namespace spillway::plan {
 namespace {
 // Well above the rounding of one product (2^-52), well below one slot of any real buffer.
 constexpr double kForgiven = 1e-12;
@@ -30,4 +30,4 @@ int64_t grown_capacity(int64_t demand, double grow_margin, int64_t alignment,
                   scaled_slots(demand, 1 + grow_margin, alignment, worst_case_slots));
 }
 
-}  // namespace spillway::capacity
+}  // namespace spillway::plan

@@ -1,4 +1,4 @@
-#include "spillway/capacity/scaling.h"
+#include "spillway/plan/scaling.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 
 #include "spillway/core/error.h"
 
-namespace spillway::capacity {
+namespace spillway::plan {
 namespace {
 
 struct ScaleCase {
@@ -63,4 +63,4 @@ TEST(Scaling, RejectsNonsense) {
 }
 
 }  // namespace
-}  // namespace spillway::capacity
+}  // namespace spillway::plan
