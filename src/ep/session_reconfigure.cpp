@@ -29,6 +29,8 @@ ReconfigureCost Session::reconfigure(const EpConfig& config, ReconfigureMode mod
   ReconfigureCost cost;
   // Whatever could refuse does so here: the session then goes on as it was.
   agree_on_no_live_handles(topology_.world(), live_handles());
+  // The first thing that every rank must come to: what is waited for here is their work.
+  cost.drain_ms = watch.lap_ms();
   agree_and_validate(config);
   cost.init_ms = watch.lap_ms();
 
@@ -36,7 +38,7 @@ ReconfigureCost Session::reconfigure(const EpConfig& config, ReconfigureMode mod
   // the next one is made.
   retired_.clear();
   topology_.world().barrier();
-  cost.drain_ms = watch.lap_ms();
+  cost.drain_ms += watch.lap_ms();
 
   finalize();
   cost.finalize_ms = watch.lap_ms();

@@ -1,7 +1,9 @@
 // The life of a session: agreement at bootstrap, finalize, reconfigure, buffers, bad input.
 #include "distributed/ep/fixture.h"
 
+#include <chrono>
 #include <functional>
+#include <thread>
 
 namespace spillway::ep::test {
 namespace {
@@ -264,6 +266,19 @@ TEST_P(Reconfigure, GrowsShrinksAndGrowsWithOtherExpertsAndHidden) {
     for (int64_t i = 0; i < out.numel(); ++i) {
       ASSERT_EQ(read(out, i), static_cast<double>(next.top_k) * read(batch.tokens, i));
     }
+  }
+}
+
+TEST_P(Reconfigure, WaitingForTheWorkOfOthersIsDrain) {
+  if (w_->world->size() < 2) GTEST_SKIP() << "needs a rank to wait for";
+  constexpr double kLateMs = 60.0;
+  w_->world->barrier();
+  const bool late = w_->rank() == 0;
+  if (late) std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(kLateMs));
+  const ReconfigureCost cost = w_->session.reconfigure(config_, mode());
+  // Half of it: the barrier lets go of the ranks one by one.
+  if (!late) {
+    EXPECT_GT(cost.drain_ms, kLateMs / 2);
   }
 }
 
