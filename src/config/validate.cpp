@@ -141,8 +141,13 @@ void check_output(const CheckpointConfig& checkpoint, const LogConfig& log) {
   at_least(1, "checkpoint.keep", checkpoint.keep);
   require(!checkpoint.resume.empty(), "checkpoint.resume", "\"\"", "none, auto or a directory");
   at_least(0, "log.every", log.every);
-  require(!log.metrics.empty() && log.metrics.find('/') == std::string::npos, "log.metrics",
-          in_quotes(log.metrics), "the name of a file in the run directory, without /");
+  const std::string& metrics = log.metrics;
+  const bool is_file_name = !metrics.empty() && metrics.find('/') == std::string::npos &&
+                            metrics != "." && metrics != "..";
+  // In the place of the mark `fatal` it would silence every rank that fails.
+  const bool is_free = metrics != "fatal" && metrics != "checkpoints";
+  require(is_file_name && is_free, "log.metrics", in_quotes(metrics),
+          "the name of a file in the run directory, without /, not fatal or checkpoints");
 }
 
 // Nothing holds a capacity below the worst case once it follows the demand, so `max_bytes` is a

@@ -229,6 +229,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"keep", {"checkpoint.keep=0"}, "checkpoint.keep", "0", {"at least 1"}},
         BadValue{"log_every", {"log.every=-1"}, "log.every", "-1", {"at least 0"}},
         BadValue{"metrics", {"log.metrics="}, "log.metrics", "\"\"", {"name of a file"}},
+        BadValue{
+            "metrics_a_folder", {"log.metrics=.."}, "log.metrics", "\"..\"", {"name of a file"}},
+        BadValue{"metrics_in_place_of_the_fatal_mark",
+                 {"log.metrics=fatal"},
+                 "log.metrics",
+                 "\"fatal\"",
+                 {"not fatal or checkpoints"}},
         BadValue{"metrics_elsewhere",
                  {"log.metrics=../m.jsonl"},
                  "log.metrics",
