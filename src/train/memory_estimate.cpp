@@ -22,6 +22,23 @@ int64_t layer_elements(const config::Config& config, bool experts) {
   return 4 * m.hidden + attention + 3 * dense;
 }
 
+/// Bytes of one slot that the tape keeps of a MoE layer until its backward begins.
+int64_t kept_row_bytes(const config::Config& config) {
+  if (config.recompute.region == model::RecomputeRegion::kNone) {
+    return capacity_sized_row_bytes(config);
+  }
+  const DType dtype = config::compute_dtype(config);
+  int64_t bytes = 0;
+  for (const std::string& name : config.recompute.save) {
+    if (name == "dispatch") {
+      bytes += config.model.hidden * dtype_bytes(dtype) + dtype_bytes(accumulator_dtype(dtype));
+    }
+    if (name == "expert_up") bytes += 2 * config.moe.ffn * dtype_bytes(dtype);
+    if (name == "expert_act") bytes += config.moe.ffn * dtype_bytes(dtype);
+  }
+  return bytes;
+}
+
 std::string mib(int64_t bytes) {
   std::ostringstream out;
   out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / 1048576.0 << " MiB";
@@ -56,7 +73,9 @@ MemoryEstimate estimate_memory(const config::Config& config) {
   if (moe_layers > 0) {
     const capacity::LayerFacts facts = config::layer_facts(config);
     const capacity::Controller controller(config.capacity, {facts}, config.parallel.ep);
-    const int64_t row = capacity_sized_row_bytes(config) * moe_layers;
+    // All rows of one layer are there while it runs; of the others what is kept.
+    const int64_t kept_row = kept_row_bytes(config);
+    const int64_t row = kept_row * (moe_layers - 1) + capacity_sized_row_bytes(config);
     estimate.receive_chosen = row * controller.capacities().front();
     estimate.receive_worst_case = row * facts.worst_case_slots;
   }

@@ -12,8 +12,9 @@ struct MemoryEstimate {
   int64_t weights = 0;
   int64_t gradients = 0;
   int64_t optimizer = 0;
-  int64_t activations = 0;     ///< what the tape holds at the end of a forward, without rows of C
-  int64_t receive_chosen = 0;  ///< all tensors with C rows, at the capacity of the first step
+  int64_t activations = 0;  ///< what the tape holds at the end of a forward, without rows of C
+  /// All tensors with C rows that are there at once, at the capacity of the first step.
+  int64_t receive_chosen = 0;
   int64_t receive_worst_case = 0;  ///< the same at worst case
 };
 

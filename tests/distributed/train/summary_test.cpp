@@ -165,6 +165,18 @@ TEST_F(TrainTest, MemoryEstimateFollowsCapacityAndWorstCase) {
   EXPECT_LT(estimate.receive_chosen, estimate.receive_worst_case);
 }
 
+TEST_F(TrainTest, MemoryEstimateOfARecomputedLayerHoldsTheRowsOfOne) {
+  config::Config config = with_split(base_config(), {2, 1}, 2, 1);
+  config.recompute.region = model::RecomputeRegion::kLayer;
+  const int64_t row = capacity_sized_row_bytes(config);
+  const int64_t slots = config::layer_facts(config).worst_case_slots;
+  EXPECT_EQ(estimate_memory(config).receive_chosen, row * slots);
+  config.recompute.save = {"router", "dispatch"};
+  EXPECT_EQ(estimate_memory(config).receive_chosen, (row + 32 * 4 + 4) * slots);
+  config.recompute.save = {"expert_up", "expert_act"};
+  EXPECT_EQ(estimate_memory(config).receive_chosen, (row + 3 * 32 * 4) * slots);
+}
+
 TEST_F(TrainTest, MemoryDescriptionNamesWorldAndParameters) {
   config::Config config = with_split(base_config(), {2, 1}, 2, 1);
   const std::string text = describe_model(config, 4);
