@@ -285,7 +285,8 @@ void Trainer::show_progress(const StepResult& result) const {
 
 std::string Trainer::summary_text() const {
   std::vector<std::string> baselines;
-  if (config_.data.format == data::TokenFormat::kText && valid_data_) {
+  // Not for a run that was asked to end: reading all of a large text takes its time.
+  if (config_.data.format == data::TokenFormat::kText && valid_data_ && !stop_) {
     const data::NgramEntropy entropy =
         data::ngram_entropy(data::TokenStream::open(config_.data.train, config_.data.format));
     baselines.push_back(str("  For comparison, byte contexts counted on the training text: bigram ",

@@ -354,6 +354,7 @@ class SignalTest(ProgramTest):
                          list(range(1, last + 1)))
         self.assertEqual(len(of_type(lines, "ep")), last * LAYERS)
         self.assertIn(f"Trained {last} steps", out)
+        self.assertNotIn("For comparison", out, "the whole text was read after the signal")
 
     def test_sigterm_is_143(self):
         self.check_stop(signal.SIGTERM, 143)
