@@ -7,6 +7,7 @@
 #include <iostream>
 #include <thread>
 
+#include "spillway/comm/mpi_runtime.h"
 #include "spillway/config/json.h"
 #include "spillway/core/log.h"
 #include "spillway/train/fatal_mark.h"

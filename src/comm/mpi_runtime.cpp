@@ -1,9 +1,11 @@
+#include "spillway/comm/mpi_runtime.h"
+
 #include <cstdlib>
 #include <exception>
 #include <string_view>
 
 #include "mpi_check.h"
-#include "spillway/comm/communicator.h"
+#include "spillway/core/error.h"
 #include "spillway/core/log.h"
 
 namespace spillway::comm {
@@ -12,11 +14,8 @@ void throw_mpi_error(int code, const char* call, const char* file, int line) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
-  std::string_view place = file;
-  const size_t cut = place.find("/src/");
-  if (cut != std::string_view::npos) place.remove_prefix(cut + 1);
   throw CommError(str("MPI: ", std::string_view(text, static_cast<size_t>(length)), " (code ", code,
-                      ") [", call, " at ", place, ":", line, "]"));
+                      ") [", call, " at ", source_place(file, line), "]"));
 }
 
 MpiRuntime::MpiRuntime(int* argc, char*** argv) {

@@ -2,25 +2,21 @@
 
 #include <algorithm>
 
-namespace spillway::detail {
-namespace {
+namespace spillway {
 
-/// The path from the top folder of the repository on, wherever the tree was built.
-std::string_view from_top_folder(std::string_view file) {
+std::string source_place(std::string_view file, int line) {
   size_t begin = 0;
   for (const std::string_view folder : {"/src/", "/include/spillway/", "/tests/"}) {
     const size_t cut = file.rfind(folder);
     if (cut != std::string_view::npos) begin = std::max(begin, cut + 1);
   }
-  return file.substr(begin);
+  return str(file.substr(begin), ":", line);
 }
 
-}  // namespace
-
-void throw_check(std::string_view expression, std::string_view file, int line,
-                 const std::string& text) {
+void detail::throw_check(std::string_view expression, std::string_view file, int line,
+                         const std::string& text) {
   throw Error(str(text, text.empty() ? "" : " ", "[check failed: ", expression, " at ",
-                  from_top_folder(file), ":", line, "]"));
+                  source_place(file, line), "]"));
 }
 
-}  // namespace spillway::detail
+}  // namespace spillway

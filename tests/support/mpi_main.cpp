@@ -5,7 +5,7 @@
 
 #include <iostream>
 
-#include "spillway/comm/communicator.h"
+#include "spillway/comm/mpi_runtime.h"
 
 namespace {
 

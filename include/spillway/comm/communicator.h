@@ -57,24 +57,8 @@ class Communicator {
 std::unique_ptr<Communicator> make_self_communicator();
 /// The largest single MPI message; longer segments travel in parts. MPI counts are 32-bit.
 inline constexpr int64_t kMaxMessageBytes = int64_t{1} << 30;
-/// All ranks that mpirun started. MPI must be initialised (see MpiRuntime) and outlive it. Equal
+/// All ranks that mpirun started. MPI must be initialised (see mpi_runtime.h) and outlive it. Equal
 /// `max_message_bytes` on every rank; it and its groups send longer segments in parts.
 std::unique_ptr<Communicator> make_mpi_world(int64_t max_message_bytes = kMaxMessageBytes);
-
-/// Scope of MPI in a process: initialises at construction, finalises at destruction (skipped while
-/// an exception unwinds; then `abort` ends the job). Constructed once, in main.
-class MpiRuntime {
- public:
-  MpiRuntime(int* argc, char*** argv);
-  ~MpiRuntime();
-  MpiRuntime(const MpiRuntime&) = delete;
-  MpiRuntime& operator=(const MpiRuntime&) = delete;
-  int world_rank() const;
-  int world_size() const;
-  /// True when mpirun (or a compatible launcher) started this process.
-  static bool launched();
-  /// Ends every rank of the job; mpirun returns `code`. Does not return.
-  [[noreturn]] void abort(int code);
-};
 
 }  // namespace spillway::comm

@@ -10,8 +10,8 @@ namespace spillway::comm {
 
 class Topology {
  public:
-  /// Collective of `world`. Throws Error naming `ep` and the world size when ep does not divide it.
-  /// Keeps a reference to `world`, which must outlive it.
+  /// Collective of `world`. Throws ConfigError naming `ep` and the world size when ep does not
+  /// divide it. Keeps a reference to `world`, which must outlive it.
   Topology(Communicator& world, int ep);
 
   Communicator& world() const { return world_; }

@@ -55,6 +55,9 @@ std::string str(const Parts&... parts) {
   return out.str();
 }
 
+/// "src/core/log.cpp:12": the path from the top folder of the repository on, wherever it was built.
+std::string source_place(std::string_view file, int line);
+
 namespace detail {
 [[noreturn]] void throw_check(std::string_view expression, std::string_view file, int line,
                               const std::string& text);
