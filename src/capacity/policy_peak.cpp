@@ -12,7 +12,6 @@ class Peak final : public Policy {
  public:
   explicit Peak(const PeakConfig& config) : config_(config) {}
 
-  bool adaptive() const override { return true; }
   int64_t history_steps() const override { return config_.window_steps; }
 
   Wanted decide(const LayerHistory& history, const LayerFacts& facts) override {

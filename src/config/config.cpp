@@ -16,15 +16,6 @@ Device device(const Config& config) {
   return config.run.device == DeviceChoice::kCuda ? Device::kCuda : Device::kCpu;
 }
 
-Transport transport(const Config& config, int64_t world_size) {
-  if (config.parallel.transport != Transport::kAuto) return config.parallel.transport;
-  return world_size == 1 ? Transport::kSelf : Transport::kMpi;
-}
-
-int64_t data_parallel_size(const Config& config, int64_t world_size) {
-  return world_size / config.parallel.ep;
-}
-
 int64_t tokens_per_micro_batch(const Config& config) {
   return checked_mul(config.train.micro_batch, config.data.seq);
 }

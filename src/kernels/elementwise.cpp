@@ -6,13 +6,6 @@
 #include "reduction_chunks.h"
 
 namespace spillway::kernels {
-namespace {
-
-Tensor chunk_results(Context& ctx, const Tensor& x, DType dtype) {
-  return Tensor::empty(ctx, {element_chunks(x.numel()).count()}, dtype, Purpose::kWorkspace);
-}
-
-}  // namespace
 
 void add(Context& ctx, const Tensor& a, const Tensor& b, Tensor& out) {
   constexpr const char* kOp = "add";
@@ -59,17 +52,9 @@ double sum_squares(Context& ctx, const Tensor& x) {
   check_tensors(ctx, kOp, {{"x", x}});
   check_floating(kOp, {"x", x});
   if (x.numel() == 0) return 0.0;
-  Tensor partial = chunk_results(ctx, x, DType::kF64);
+  Tensor partial =
+      Tensor::empty(ctx, {element_chunks(x.numel()).count()}, DType::kF64, Purpose::kWorkspace);
   return SPILLWAY_DISPATCH(ctx, sum_squares, x, partial);
-}
-
-bool all_finite(Context& ctx, const Tensor& x) {
-  constexpr const char* kOp = "all_finite";
-  check_tensors(ctx, kOp, {{"x", x}});
-  check_floating(kOp, {"x", x});
-  if (x.numel() == 0) return true;
-  Tensor partial = chunk_results(ctx, x, DType::kI32);
-  return SPILLWAY_DISPATCH(ctx, all_finite, x, partial);
 }
 
 uint64_t checksum(const Tensor& x) {

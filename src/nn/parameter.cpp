@@ -76,8 +76,6 @@ Parameter& ParameterStore::at(std::string_view name) {
   return parameters_[it->second];
 }
 
-bool ParameterStore::contains(std::string_view name) const { return index_.contains(name); }
-
 void ParameterStore::zero_gradients() {
   for (Tensor& gradient : flat_) {
     if (gradient.defined()) gradient.zero();

@@ -20,15 +20,6 @@ double norm_squares_contribution(Context& ctx, nn::ParameterStore& store,
   return sum;
 }
 
-bool gradients_finite(Context& ctx, nn::ParameterStore& store) {
-  for (const nn::SyncGroup group : {nn::SyncGroup::kDense, nn::SyncGroup::kExpert}) {
-    const Tensor& gradient = store.flat_gradient(group);
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    if (!kernels::all_finite(ctx, gradient)) return false;
-  }
-  return true;
-}
-
 double clip_scale(double norm, double clip) {
   SPILLWAY_CHECK(clip >= 0.0, "optim.clip ", clip, ": at least 0");
   if (clip == 0.0) return 1.0;

@@ -66,7 +66,6 @@ class Controller {
   std::string_view size_key() const;
   bool in_warm_up() const;
   int64_t observed_steps() const { return observed_steps_; }
-  int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
 
   ControllerState state() const;
   /// Takes up a saved state. False, and nothing changes, when it belongs to another policy or

@@ -32,10 +32,9 @@ class Policy {
   virtual ~Policy() = default;
 
   /// The capacity that the layer should have from the next step on. Called once a decision; a
-  /// policy that is not adaptive is asked once, at the start, with an empty history.
+  /// policy that is not adaptive (policy_table.h) is asked once, at the start, with an empty
+  /// history.
   virtual Wanted decide(const LayerHistory& history, const LayerFacts& facts) = 0;
-  /// True when the wish depends on the history.
-  virtual bool adaptive() const { return false; }
   /// Steps of history that `decide` looks at.
   virtual int64_t history_steps() const { return 0; }
 

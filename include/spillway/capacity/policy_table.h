@@ -14,7 +14,7 @@ namespace spillway::capacity {
 struct PolicyEntry {
   std::string_view name;  ///< value of `capacity.policy`
   std::unique_ptr<Policy> (*make)(const CapacityConfig& config);
-  bool adaptive;              ///< as Policy::adaptive, without making one
+  bool adaptive;              ///< its wish depends on the history
   std::string_view size_key;  ///< the config key to change when its capacity is too small
   std::string_view help;      ///< one line
 };

@@ -54,10 +54,6 @@ model::DecoderConfig decoder_config(const Config& config);
 DType compute_dtype(const Config& config);
 /// Where this build computes: "auto" is the CPU.
 Device device(const Config& config);
-/// kSelf or kMpi, never kAuto.
-Transport transport(const Config& config, int64_t world_size);
-/// EP groups: world / ep.
-int64_t data_parallel_size(const Config& config, int64_t world_size);
 /// Tokens of one rank in one micro-batch: micro_batch * seq. Also max_tokens_per_rank of EP.
 int64_t tokens_per_micro_batch(const Config& config);
 /// Sequences that all ranks train on in one step.

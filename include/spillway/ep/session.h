@@ -120,8 +120,6 @@ class Session {
   /// C of a layer now (grown ones included).
   int64_t capacity(int64_t layer) const;
   int64_t live_handles() const { return live_->count(); }
-  comm::Topology& topology() const { return topology_; }
-  Context& context() const { return ctx_; }
 
  private:
   struct Buffers;

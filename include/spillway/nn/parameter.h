@@ -61,7 +61,6 @@ class ParameterStore {
   const std::vector<Parameter>& all() const { return parameters_; }
   /// Throws Error naming the parameter when there is none.
   Parameter& at(std::string_view name);
-  bool contains(std::string_view name) const;
   void zero_gradients();
 
   /// The gradients of one sync group in one flat tensor, in the order of the parameters; each

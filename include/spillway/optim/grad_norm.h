@@ -8,7 +8,8 @@
 namespace spillway::optim {
 
 /// Sum of squares over this rank's gradients of one sync group, in f64 and in an order that depends
-/// on neither threads nor ranks. 0 for a group without parameters.
+/// on neither threads nor ranks. 0 for a group without parameters. With f32 gradients it is not
+/// finite exactly when one of them is not.
 double local_norm_squares(Context& ctx, nn::ParameterStore& store, nn::SyncGroup group);
 
 /// What this rank adds to norm^2. Summed over the world it counts dense parameters once (rank 0)
@@ -16,9 +17,6 @@ double local_norm_squares(Context& ctx, nn::ParameterStore& store, nn::SyncGroup
 /// travels in the step's world message.
 double norm_squares_contribution(Context& ctx, nn::ParameterStore& store,
                                  const comm::Topology& topology);
-
-/// True when none of this rank's gradients is NaN or infinite.
-bool gradients_finite(Context& ctx, nn::ParameterStore& store);
 
 /// Factor on gradients: min(1, clip / norm), exactly; no epsilon is added to the norm, so a clipped
 /// gradient has the norm `clip` to rounding. 1 when clip is 0 (no clipping) or norm is 0. Throws

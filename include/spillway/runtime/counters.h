@@ -19,18 +19,6 @@ struct CounterSet {
   friend bool operator==(const CounterSet&, const CounterSet&) = default;
 };
 
-/// The field list: one place for sums, output and comparison.
-template <typename Visitor>
-void for_each_counter(Visitor&& visit) {
-  visit("prepares", &CounterSet::prepares);
-  visit("fused_prepares", &CounterSet::fused_prepares);
-  visit("forward_dispatches", &CounterSet::forward_dispatches);
-  visit("combines", &CounterSet::combines);
-  visit("backward_transports", &CounterSet::backward_transports);
-  visit("host_syncs", &CounterSet::host_syncs);
-  visit("all_to_all_bytes", &CounterSet::all_to_all_bytes);
-}
-
 class Counters {
  public:
   /// Adds to a total, and to the backward part while a backward pass runs.

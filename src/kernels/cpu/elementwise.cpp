@@ -1,6 +1,5 @@
 #include "elementwise.h"
 
-#include <bit>
 #include <cstring>
 #include <type_traits>
 
@@ -92,52 +91,6 @@ double sum_squares(Context& ctx, const Tensor& x, Tensor& partial) {
   double total = 0.0;
   for (int64_t c = 0; c < chunks.count(); ++c) total += sums[c];
   return total;
-}
-
-namespace {
-
-/// The bits of the exponent, all set in NaN and infinity, as an unsigned word of the size of T.
-template <typename T>
-struct ExponentBits;
-template <>
-struct ExponentBits<float> {
-  using Word = uint32_t;
-  static constexpr Word kMask = 0x7f800000U;
-};
-template <>
-struct ExponentBits<double> {
-  using Word = uint64_t;
-  static constexpr Word kMask = 0x7ff0000000000000ULL;
-};
-template <>
-struct ExponentBits<bf16> {
-  using Word = uint16_t;
-  static constexpr Word kMask = 0x7f80U;
-};
-
-}  // namespace
-
-bool all_finite(Context& ctx, const Tensor& x, Tensor& partial) {
-  const ReductionChunks chunks = element_chunks(x.numel());
-  int32_t* flags = partial.data<int32_t>();
-  visit_float(x.dtype(), [&]<typename T>() {
-    using Word = typename ExponentBits<T>::Word;
-    constexpr Word kMask = ExponentBits<T>::kMask;
-    const T* px = x.data<T>();
-    parallel_rows(ctx, chunks.count(), chunks.size, [=](int64_t c) {
-      Word bad = 0;
-      const int64_t end = chunks.end(c);
-#pragma omp simd reduction(| : bad)
-      for (int64_t i = chunks.begin(c); i < end; ++i) {
-        const Word exponent = std::bit_cast<Word>(px[i]) & kMask;
-        bad = static_cast<Word>(bad | (exponent == kMask ? Word{1} : Word{0}));
-      }
-      flags[c] = bad != 0 ? 1 : 0;
-    });
-  });
-  int32_t any = 0;
-  for (int64_t c = 0; c < chunks.count(); ++c) any |= flags[c];
-  return any == 0;
 }
 
 uint64_t checksum(const Tensor& x) {

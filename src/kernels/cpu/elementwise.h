@@ -10,8 +10,6 @@ void scale_in_place(Context& ctx, double factor, Tensor& x);
 void cast(Context& ctx, const Tensor& from, Tensor& to);
 /// `partial`: f64, one element a chunk of `element_chunks`.
 double sum_squares(Context& ctx, const Tensor& x, Tensor& partial);
-/// `partial`: i32, one element a chunk of `element_chunks`.
-bool all_finite(Context& ctx, const Tensor& x, Tensor& partial);
 uint64_t checksum(const Tensor& x);
 
 }  // namespace spillway::kernels::cpu

@@ -53,12 +53,11 @@ TEST_P(NormAtEp, OnlyTheFirstEpGroupContributesAndOnlyRank0ItsDensePart) {
   EXPECT_EQ(norm_squares_contribution(model.ctx, model.store, model.topology), expected);
 }
 
-TEST_P(NormAtEp, ABadExpertIsSeenByItsReplicasAndByTheNorm) {
+TEST_P(NormAtEp, ABadExpertIsSeenInTheNormOfTheWorld) {
   RankModel model(GetParam());
   fill_gradients(model.store, model.topology.ep_rank(), whole_gradient);
   const bool owner = model.topology.ep_rank() == model.topology.ep() - 1;
   if (owner) model.store.at("down").gradient.data<float>()[7] = INFINITY;
-  EXPECT_EQ(gradients_finite(model.ctx, model.store), !owner);
   const double mine = norm_squares_contribution(model.ctx, model.store, model.topology);
   EXPECT_FALSE(std::isfinite(sum_over_world(model, mine)));
 }

@@ -113,7 +113,7 @@ TEST(Validate, InfinityFromCodeIsRefused) {
   expect_holds(refusal([&] { (void)validate(config, 4); }), {"optim.lr is inf", "a number > 0"});
 }
 
-TEST(Helpers, TheDecoderGetsItsThreeSections) {
+TEST(WhatFollows, TheDecoderGetsItsThreeSections) {
   const model::DecoderConfig decoder = decoder_config(
       good_config({"model.first_dense_layers=1", "recompute.region=layer", "moe.ffn=24"}));
   EXPECT_EQ(decoder.model.hidden, 32);
@@ -123,14 +123,13 @@ TEST(Helpers, TheDecoderGetsItsThreeSections) {
   EXPECT_EQ(decoder.moe_layers(), (std::vector<int64_t>{1, 2}));
 }
 
-TEST(Helpers, SizesOfAStep) {
+TEST(WhatFollows, SizesOfAStep) {
   const Config config = good_config({"train.micro_batch=3", "train.grad_accum=5"});
   EXPECT_EQ(tokens_per_micro_batch(config), 96);
   EXPECT_EQ(sequences_per_step(config, 8), 120);
-  EXPECT_EQ(data_parallel_size(config, 8), 2);
 }
 
-TEST(Helpers, LayerFactsAreThoseOfTheLargestMicroBatch) {
+TEST(WhatFollows, LayerFactsAreThoseOfTheLargestMicroBatch) {
   const capacity::LayerFacts facts = layer_facts(good_config());
   EXPECT_EQ(facts.alignment, 8);
   EXPECT_EQ(facts.worst_case_slots, plan::worst_case_slots(128, 2, 2, 8));
@@ -138,7 +137,7 @@ TEST(Helpers, LayerFactsAreThoseOfTheLargestMicroBatch) {
   EXPECT_THROW((void)layer_facts(good_config({"moe.experts=0"})), Error);
 }
 
-TEST(Helpers, DtypeAndDevice) {
+TEST(WhatFollows, DtypeAndDevice) {
   EXPECT_EQ(compute_dtype(good_config()), DType::kF32);
   EXPECT_EQ(compute_dtype(good_config({"run.dtype=bf16"})), DType::kBF16);
   EXPECT_EQ(device(good_config()), Device::kCpu);
@@ -146,13 +145,7 @@ TEST(Helpers, DtypeAndDevice) {
   EXPECT_EQ(device(good_config({"run.device=cuda"})), Device::kCuda);
 }
 
-TEST(Helpers, TransportOfTheWorld) {
-  EXPECT_EQ(transport(good_config(), 1), Transport::kSelf);
-  EXPECT_EQ(transport(good_config(), 2), Transport::kMpi);
-  EXPECT_EQ(transport(good_config({"parallel.transport=mpi"}), 1), Transport::kMpi);
-}
-
-TEST(Helpers, EpLinesAreFullUpTo64Ranks) {
+TEST(WhatFollows, EpLinesAreFullUpTo64Ranks) {
   EXPECT_TRUE(full_ep_lines(good_config(), 64));
   EXPECT_FALSE(full_ep_lines(good_config(), 65));
   EXPECT_TRUE(full_ep_lines(good_config({"log.ep=full"}), 65));
