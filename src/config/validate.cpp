@@ -1,7 +1,6 @@
 #include "spillway/config/validate.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string_view>
 
@@ -11,6 +10,7 @@
 #include "spillway/capacity/controller.h"
 #include "spillway/capacity/policy_table.h"
 #include "spillway/core/math.h"
+#include "spillway/ops/save_names.h"
 
 namespace spillway::config {
 namespace {
@@ -18,9 +18,6 @@ namespace {
 // Far above any model; bounds what loops over layers and what rounds up to the alignment.
 constexpr int64_t kMaxLayers = 10000;
 constexpr int64_t kMaxAlignment = int64_t{1} << 20;
-// What `recompute.save` may name.
-constexpr std::array<std::string_view, 5> kSaveNames{"dispatch", "router", "expert_up",
-                                                     "expert_act", "attention"};
 
 template <class Value>
 void require(bool good, std::string_view path, const Value& value, std::string_view allowed) {
@@ -108,10 +105,11 @@ void check_recompute(const model::RecomputeConfig& recompute) {
   for (size_t i = 0; i < recompute.save.size(); ++i) {
     const std::string& name = recompute.save[i];
     std::string allowed;
-    for (const std::string_view known : kSaveNames)
+    for (const std::string_view known : ops::kSaveNames)
       allowed += str(allowed.empty() ? "" : ", ", known);
-    require(std::find(kSaveNames.begin(), kSaveNames.end(), name) != kSaveNames.end(),
-            str("recompute.save[", i, "]"), in_quotes(name), allowed);
+    require(
+        std::find(ops::kSaveNames.begin(), ops::kSaveNames.end(), name) != ops::kSaveNames.end(),
+        str("recompute.save[", i, "]"), in_quotes(name), allowed);
   }
 }
 

@@ -17,10 +17,6 @@ constexpr const char* kOutput = "lm_head.weight";
 
 std::string layer_prefix(int64_t index) { return str("model.layers.", index, "."); }
 
-bool is_moe(const DecoderConfig& config, int64_t index) {
-  return config.moe.experts > 0 && index >= config.model.first_dense_layers;
-}
-
 /// Projections into the residual stream start smaller by the square root of their number (GPT-2,
 /// Radford et al. 2019), so its variance does not grow with depth.
 double out_init_std(const DecoderConfig& config) {
@@ -57,7 +53,7 @@ std::vector<nn::ParameterSpec> parameter_specs(const DecoderConfig& config, DTyp
     specs.push_back(norm_spec(prefix + "input_layernorm.weight", m.hidden, dtype));
     nn::SelfAttention::append_specs(attention_config(config), prefix + "self_attn.", dtype, specs);
     specs.push_back(norm_spec(prefix + "post_attention_layernorm.weight", m.hidden, dtype));
-    if (is_moe(config, i)) {
+    if (config.is_moe(i)) {
       moe::MoeLayer::append_specs(config.moe, m.hidden, out_init_std(config), prefix + "mlp.",
                                   dtype, specs);
     } else {
@@ -89,7 +85,7 @@ DecoderLayer::DecoderLayer(const DecoderConfig& config, int64_t index, nn::Param
       ffn_norm_(store.at(layer_prefix(index) + "post_attention_layernorm.weight").variable),
       attention_(attention_config(config), layer_prefix(index) + "self_attn.", store) {
   const std::string prefix = layer_prefix(index) + "mlp.";
-  if (is_moe(config, index)) {
+  if (config.is_moe(index)) {
     moe_ = std::make_unique<moe::MoeLayer>(config.moe, index - config.model.first_dense_layers,
                                            prefix, store);
   } else {

@@ -1,6 +1,7 @@
 #include "spillway/moe/experts.h"
 
 #include "spillway/ops/grouped_linear.h"
+#include "spillway/ops/save_names.h"
 #include "spillway/ops/swiglu.h"
 
 namespace spillway::moe {
@@ -25,7 +26,7 @@ Experts::Experts(const std::string& prefix, nn::ParameterStore& store)
 
 Variable Experts::operator()(Tape& tape, const Variable& recv_tokens, const Variable& recv_gate,
                              const ops::ZonesPtr& zones) const {
-  const Variable up = ops::grouped_linear(tape, recv_tokens, gate_up_, zones);
+  const Variable up = ops::grouped_linear(tape, recv_tokens, gate_up_, zones, ops::kSaveExpertUp);
   const Variable act = ops::swiglu(tape, up, recv_gate, zones);
   return ops::grouped_linear(tape, act, down_, zones);
 }

@@ -1,6 +1,7 @@
 #include "spillway/moe/router.h"
 
 #include "spillway/ops/linear.h"
+#include "spillway/ops/save_names.h"
 
 namespace spillway::moe {
 
@@ -16,7 +17,8 @@ Router::Router(const MoeConfig& config, const std::string& prefix, nn::Parameter
 ops::RouteResult Router::operator()(Tape& tape, const Variable& x, double cell_scale,
                                     double token_scale) const {
   const RouterConfig& router = config_.router;
-  const Variable logits = ops::linear(tape, x, weight_, accumulator_dtype(x.dtype()));
+  const Variable logits =
+      ops::linear(tape, x, weight_, accumulator_dtype(x.dtype()), ops::kSaveRouter);
   return ops::route(tape, logits,
                     {.routing = {.softmax_before_topk = router.softmax_before_topk,
                                  .normalize_topk = router.normalize_topk,

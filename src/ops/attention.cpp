@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "spillway/kernels/attention.h"
+#include "spillway/ops/save_names.h"
 
 namespace spillway::ops {
 
@@ -10,7 +11,7 @@ using autograd::Backward;
 
 Variable attention(Tape& tape, const Variable& q, const Variable& k, const Variable& v) {
   const double scale = 1.0 / std::sqrt(static_cast<double>(q.dim(3)));
-  const auto [out, lse] = tape.saved("attention", [&] {
+  const auto [out, lse] = tape.saved(kSaveAttention, [&] {
     Context& ctx = tape.ctx();
     Tensor result = Tensor::empty(ctx, q.shape(), q.dtype());
     Tensor log_sum =

@@ -1,5 +1,7 @@
 #include "spillway/ops/dispatch.h"
 
+#include "spillway/ops/save_names.h"
+
 namespace spillway::ops {
 
 using autograd::Backward;
@@ -31,7 +33,7 @@ DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions&
   if (tape.recomputing()) {
     capacity = tape.saved(Tape::kAlwaysSaved, [] { return int64_t{0}; });
   }
-  ep::PrepareAndDispatchResult result = tape.saved("dispatch", [&] {
+  ep::PrepareAndDispatchResult result = tape.saved(kSaveDispatch, [&] {
     return run(session, options, x.value(), topk_idx, gate.value(), capacity);
   });
   ep::PrepareResult& prepare = result.prepare;

@@ -6,10 +6,13 @@ namespace spillway::ops {
 
 using autograd::Backward;
 
-Variable grouped_linear(Tape& tape, const Variable& x, const Variable& w, const ZonesPtr& zones) {
-  Context& ctx = tape.ctx();
-  Tensor y = Tensor::empty(ctx, {x.dim(0), w.dim(1)}, x.dtype());
-  kernels::grouped_matmul(ctx, x.value(), w.value(), zones->groups(), y);
+Variable grouped_linear(Tape& tape, const Variable& x, const Variable& w, const ZonesPtr& zones,
+                        std::string_view save_as) {
+  Tensor y = tape.saved(save_as, [&] {
+    Tensor result = Tensor::empty(tape.ctx(), {x.dim(0), w.dim(1)}, x.dtype());
+    kernels::grouped_matmul(tape.ctx(), x.value(), w.value(), zones->groups(), result);
+    return result;
+  });
   return tape.record("grouped_linear", std::move(y), {x, w},
                      [x_value = x.value(), w_value = w.value(), zones](Backward& b) {
                        const Tensor& dy = b.grad();

@@ -7,10 +7,14 @@ namespace spillway::ops {
 
 using autograd::Backward;
 
-Variable linear(Tape& tape, const Variable& x, const Variable& w, std::optional<DType> out_dtype) {
-  Context& ctx = tape.ctx();
-  Tensor y = Tensor::empty(ctx, {x.shape().rows(), w.dim(0)}, out_dtype.value_or(x.dtype()));
-  kernels::matmul(ctx, {.a = x.value(), .b = w.value(), .c = y, .trans_b = true});
+Variable linear(Tape& tape, const Variable& x, const Variable& w, std::optional<DType> out_dtype,
+                std::string_view save_as) {
+  Tensor y = tape.saved(save_as, [&] {
+    Context& ctx = tape.ctx();
+    Tensor result = Tensor::empty(ctx, {x.shape().rows(), w.dim(0)}, out_dtype.value_or(x.dtype()));
+    kernels::matmul(ctx, {.a = x.value(), .b = w.value(), .c = result, .trans_b = true});
+    return result;
+  });
   return tape.record(
       "linear", std::move(y), {x, w}, [x_value = x.value(), w_value = w.value()](Backward& b) {
         Tensor dy = b.take_grad();

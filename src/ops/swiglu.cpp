@@ -1,6 +1,7 @@
 #include "spillway/ops/swiglu.h"
 
 #include "spillway/kernels/swiglu.h"
+#include "spillway/ops/save_names.h"
 
 namespace spillway::ops {
 
@@ -8,7 +9,7 @@ using autograd::Backward;
 
 Variable swiglu(Tape& tape, const Variable& x, const Variable& row_scale, const ZonesPtr& zones) {
   const Tensor scale = row_scale.defined() ? row_scale.value() : Tensor();
-  const Tensor y = tape.saved("expert_act", [&] {
+  const Tensor y = tape.saved(kSaveExpertAct, [&] {
     Tensor result = Tensor::empty(tape.ctx(), {x.dim(0), x.dim(1) / 2}, x.dtype());
     kernels::swiglu(tape.ctx(),
                     {.x = x.value(), .row_scale = scale, .groups = zones->groups(), .y = result});

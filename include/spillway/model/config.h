@@ -57,7 +57,7 @@ struct ModelConfig {
 struct RecomputeConfig {
   /// What backward computes again instead of keeping: nothing, or each decoder layer.
   RecomputeRegion region = RecomputeRegion::kNone;
-  /// Named results that a region keeps all the same.
+  /// Named results that a region keeps all the same (ops/save_names.h).
   std::vector<std::string> save;
 };
 
@@ -93,11 +93,13 @@ struct DecoderConfig {
   int64_t head_dim() const {
     return model.head_dim > 0 ? model.head_dim : model.hidden / model.heads;
   }
+  bool is_moe(int64_t layer) const { return moe.experts > 0 && layer >= model.first_dense_layers; }
   /// Decoder indices of the layers with experts, ascending.
   std::vector<int64_t> moe_layers() const {
     std::vector<int64_t> layers;
-    if (moe.experts == 0) return layers;
-    for (int64_t i = model.first_dense_layers; i < model.layers; ++i) layers.push_back(i);
+    for (int64_t i = 0; i < model.layers; ++i) {
+      if (is_moe(i)) layers.push_back(i);
+    }
     return layers;
   }
 };

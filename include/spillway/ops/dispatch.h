@@ -25,7 +25,7 @@ struct DispatchOutput {
 };
 
 /// Sends each token's row and weight to the ranks of its experts. x [T,H], topk_idx i32 [T,K],
-/// gate [T,K]. Saved as a whole under the name `dispatch` in a recompute region.
+/// gate [T,K]. Saved as a whole as kSaveDispatch in a recompute region.
 DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions& options,
                         const Variable& x, const Tensor& topk_idx, const Variable& gate);
 

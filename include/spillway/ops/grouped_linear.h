@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 #include "spillway/autograd/tape.h"
 #include "spillway/ops/zones.h"
 
@@ -9,7 +11,8 @@ using autograd::Tape;
 using autograd::Variable;
 
 /// y[r] = w[g] x[r] for the rows r of zone g. x [C,K], w [G,N,K], y [C,N]; other rows of y are
-/// unspecified.
-Variable grouped_linear(Tape& tape, const Variable& x, const Variable& w, const ZonesPtr& zones);
+/// unspecified. `save_as`: the name (save_names.h) under which a recompute region may keep y.
+Variable grouped_linear(Tape& tape, const Variable& x, const Variable& w, const ZonesPtr& zones,
+                        std::string_view save_as = {});
 
 }  // namespace spillway::ops

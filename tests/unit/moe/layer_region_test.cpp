@@ -106,12 +106,51 @@ INSTANTIATE_TEST_SUITE_P(
     , MoeRegion,
     ::testing::Values(RegionCase{"nothing_saved", {}}, RegionCase{"dispatch_saved", {"dispatch"}},
                       RegionCase{"expert_act_saved", {"expert_act"}},
-                      RegionCase{"both_saved", {"dispatch", "expert_act"}},
+                      RegionCase{"router_and_expert_up_saved", {"router", "expert_up"}},
+                      RegionCase{"all_saved", {"dispatch", "router", "expert_up", "expert_act"}},
                       RegionCase{"fused", {}, 0, true},
                       RegionCase{"fused_dispatch_saved", {"dispatch"}, 0, true},
                       RegionCase{"dropping", {}, 8},
                       RegionCase{"dropping_dispatch_saved", {"dispatch"}, 8}),
     [](const auto& param) { return param.param.label; });
+
+/// A weight that only one named result depends on.
+struct SavedCase {
+  const char* name;
+  const char* weight;
+};
+
+class SavedResult : public ::testing::TestWithParam<SavedCase> {
+ protected:
+  /// The weight's gradient when the weight is 0 by the time backward computes the region again.
+  static Tensor gradient_of_lost_weight(const std::vector<std::string>& save) {
+    return gradient(save, true);
+  }
+  static Tensor gradient(const std::vector<std::string>& save, bool lose_weight) {
+    TestLayer test({});
+    Tape tape(test.ctx);
+    const auto out = tape.region({.save = save}, test.x, [&](const Variable& x) {
+      return std::vector{test.layer(tape, x, test.call()).out};
+    });
+    const Variable loss = spillway::testing::random_projection(tape, out.front());
+    nn::Parameter& weight = test.store.at(GetParam().weight);
+    if (lose_weight) weight.value.zero();
+    tape.backward(loss);
+    return weight.gradient.clone(test.ctx);
+  }
+};
+
+TEST_P(SavedResult, IsNotComputedAgain) {
+  const Tensor wanted = gradient({}, false);
+  EXPECT_TRUE(spillway::testing::same_bytes(gradient_of_lost_weight({GetParam().name}), wanted));
+  EXPECT_FALSE(spillway::testing::same_bytes(gradient_of_lost_weight({}), wanted))
+      << "the weight does not matter: the case proves nothing";
+}
+
+INSTANTIATE_TEST_SUITE_P(, SavedResult,
+                         ::testing::Values(SavedCase{"router", "mlp.gate.weight"},
+                                           SavedCase{"expert_up", "mlp.experts.gate_up_proj"}),
+                         [](const auto& param) { return param.param.name; });
 
 }  // namespace
 }  // namespace spillway::moe
