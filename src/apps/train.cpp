@@ -30,7 +30,8 @@ void add_options(CLI::App& app, train::RunOptions& options) {
 
 int job(const train::RunOptions& options, comm::Communicator& world, train::SignalGate& signals,
         std::string& run_dir) {
-  const config::Config config = train::shared_config(world, options);
+  train::RunDirLock lock;
+  const config::Config config = train::shared_config(world, options, &lock);
   log::configure(world.rank(), config.log.level);
   if (options.validate) {
     if (world.rank() == 0) {

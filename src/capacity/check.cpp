@@ -103,7 +103,7 @@ std::vector<Problem> check_warnings(const CapacityConfig& config, int64_t balanc
     warnings.push_back({"capacity.policy",
                         str("is \"", shown(config.policy),
                             "\", without effect at ep = 1: capacity is the worst case there unless "
-                            "it is fixed or factor with on_overflow \"drop\"")});
+                            "it is fixed or factor with on_overflow \"drop\" or \"skip\"")});
   }
   return warnings;
 }

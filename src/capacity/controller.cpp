@@ -26,9 +26,10 @@ void check_facts(const LayerFacts& facts, size_t layer) {
 }  // namespace
 
 bool pinned_to_worst_case(const CapacityConfig& config, int64_t ep) {
-  const bool honoured =
-      !policy_named(config.policy).adaptive && config.on_overflow == OnOverflow::kDrop;
-  return ep == 1 && !honoured;
+  // "skip" goes forward as "drop" does.
+  const bool drops =
+      config.on_overflow == OnOverflow::kDrop || config.on_overflow == OnOverflow::kSkip;
+  return ep == 1 && (policy_named(config.policy).adaptive || !drops);
 }
 
 Controller::Controller(const CapacityConfig& config, std::vector<LayerFacts> layers, int64_t ep)

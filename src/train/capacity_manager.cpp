@@ -47,6 +47,8 @@ std::vector<metrics::ReconfigureRecord> CapacityManager::after_step(
   if (!controller_) return records;
   controller_->observe({.demand = agreement.demand, .capacity_end = agreement.capacity_end});
   const std::vector<capacity::CapacityChange> changes = controller_->decide(step);
+  // After its warm-up another key sizes an adaptive policy.
+  session_.set_capacity_key(std::string(controller_->size_key()));
   if (changes.empty()) {
     // A layer that grew in one group has the larger capacity everywhere from the next step on.
     for (size_t layer = 0; layer < agreement.capacity_end.size(); ++layer) {

@@ -6,14 +6,13 @@
 #include "spillway/config/validate.h"
 #include "spillway/core/log.h"
 #include "spillway/train/fatal_mark.h"
-#include "spillway/train/run_dir.h"
 #include "wire.h"
 
 namespace spillway::train {
 namespace {
 
 /// Everything that can be wrong before anything is allocated.
-std::string checked_config(const RunOptions& options, int world) {
+std::string checked_config(const RunOptions& options, int world, RunDirLock& lock) {
   if (options.world > 0 && !options.validate) {
     throw ConfigError(str("--world ", options.world, ": allowed with --validate only"));
   }
@@ -31,7 +30,7 @@ std::string checked_config(const RunOptions& options, int world) {
     log::warning(warning);
   }
   if (!options.validate) {
-    prepare_run_dir(config.run.dir, config.log.metrics);
+    lock = prepare_run_dir(config.run.dir, config.log.metrics);
     remove_fatal_mark(config.run.dir);
   }
   return config::to_json_text(config);
@@ -39,12 +38,14 @@ std::string checked_config(const RunOptions& options, int world) {
 
 }  // namespace
 
-config::Config shared_config(comm::Communicator& world, const RunOptions& options) {
+config::Config shared_config(comm::Communicator& world, const RunOptions& options,
+                             RunDirLock* lock) {
+  RunDirLock held_here;
   int code = static_cast<int>(ExitCode::kDone);
   std::string text;
   if (world.rank() == 0) {
     try {
-      text = checked_config(options, world.size());
+      text = checked_config(options, world.size(), lock != nullptr ? *lock : held_here);
     } catch (const Error& error) {
       code = static_cast<int>(error.exit_code());
       text = error.what();

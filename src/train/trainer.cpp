@@ -147,6 +147,9 @@ Trainer::StepResult Trainer::step(int64_t step) {
     check_replicas(store_, topology_);
   }
   stop_ = agreement.stop != 0;
+  if (agreement.checkpoint != 0 && world_.rank() == 0) {
+    log::warning("asked for a checkpoint at step ", step, ": this version writes none");
+  }
   result.record.step_ms = ms_since(start);
   const double seconds = result.record.step_ms / 1000.0;
   result.record.tokens_per_s = static_cast<double>(result.record.tokens) / seconds;
@@ -227,7 +230,8 @@ void Trainer::evaluate_and_write(int64_t step) {
   const EvalResult result =
       evaluate(ctx_, world_, config_, decoder_, *valid_data_, capacity_, signals_, step);
   stop_ = stop_ || result.stopped;
-  if (!sink_) return;
+  // A part of the held-out text has another loss: no line for it.
+  if (!sink_ || result.stopped) return;
   const metrics::EvalRecord record{.step = step,
                                    .loss = result.loss,
                                    .tokens = result.tokens,

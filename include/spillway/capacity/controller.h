@@ -42,7 +42,8 @@ struct ControllerState {
 };
 
 /// True when capacity is the worst case whatever the policy says: at ep = 1, where it differs from
-/// the balanced demand by padding only, unless the policy is not adaptive and overflow drops.
+/// the balanced demand by padding only, unless the policy is not adaptive and overflow drops or
+/// skips.
 bool pinned_to_worst_case(const CapacityConfig& config, int64_t ep);
 
 class Controller {

@@ -113,6 +113,9 @@ class Session {
   /// world, so that capacities are equal again). Never lowers.
   void raise_capacity(int64_t layer, int64_t capacity);
 
+  /// The config key that an OverflowError names from now on; the same on every rank.
+  void set_capacity_key(std::string key) { config_.capacity_key = std::move(key); }
+
   bool active() const { return active_; }
   int64_t epoch() const { return epoch_; }
   uint64_t session_id() const { return session_id_; }

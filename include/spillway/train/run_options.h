@@ -5,6 +5,7 @@
 
 #include "spillway/comm/communicator.h"
 #include "spillway/config/config.h"
+#include "spillway/train/run_dir.h"
 
 namespace spillway::train {
 
@@ -25,7 +26,9 @@ struct SharedError : Error {
 
 /// Collective of the world. Rank 0 reads and checks the config, and makes the run directory unless
 /// it only validates; every rank returns the same config, or throws SharedError with the same text
-/// and exit code. So a file is read once, and no rank waits for one that failed.
-config::Config shared_config(comm::Communicator& world, const RunOptions& options);
+/// and exit code. So a file is read once, and no rank waits for one that failed. `lock` takes rank
+/// 0's hold on the run directory; without it the hold ends here.
+config::Config shared_config(comm::Communicator& world, const RunOptions& options,
+                             RunDirLock* lock = nullptr);
 
 }  // namespace spillway::train

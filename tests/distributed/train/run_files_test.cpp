@@ -56,6 +56,16 @@ TEST_F(RunDirTest, AnEmptyOneOrOneWithOtherFilesIsTaken) {
   EXPECT_EQ(refusal(folder() / "run"), "");
 }
 
+TEST_F(RunDirTest, OneInUseIsRefused) {
+  if (!is_root()) return;
+  const fs::path dir = folder() / "run";
+  {
+    const RunDirLock held = prepare_run_dir(dir.string(), "metrics.jsonl");
+    EXPECT_NE(refusal(dir).find("in use by another job"), std::string::npos);
+  }
+  EXPECT_EQ(refusal(dir), "") << "free again";
+}
+
 TEST_F(RunDirTest, OneWithMetricsIsRefused) {
   if (!is_root()) return;
   fs::create_directories(folder() / "run");

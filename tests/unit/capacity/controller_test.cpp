@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(
                     StartCase{"ep1_factor_drop", "factor", kWorst, OnOverflow::kDrop, 1, 640},
                     StartCase{"ep1_fixed_fail", "fixed", kWorst, OnOverflow::kFail, 1, 4096},
                     StartCase{"ep1_fixed_grow", "fixed", kWorst, OnOverflow::kGrow, 1, 4096},
-                    StartCase{"ep1_factor_skip", "factor", kWorst, OnOverflow::kSkip, 1, 4096},
+                    StartCase{"ep1_factor_skip", "factor", kWorst, OnOverflow::kSkip, 1, 640},
                     StartCase{"ep1_peak_drop", "peak", kTwice, OnOverflow::kDrop, 1, 4096},
                     StartCase{"ep1_worst_case", "worst_case", kWorst, OnOverflow::kDrop, 1, 4096}),
     [](const auto& test) { return std::string(test.param.name); });
