@@ -29,12 +29,10 @@ Variable weighted_sum(Tape& tape, std::span<const Variable> terms,
                       std::span<const double> weights) {
   SPILLWAY_CHECK(!terms.empty() && terms.size() == weights.size(), terms.size(), " terms and ",
                  weights.size(), " weights");
-  const DType dtype = terms.front().dtype();
-  Tensor sum = Tensor::empty(tape.ctx(), {1}, dtype);
   double total = 0.0;
   for (size_t i = 0; i < terms.size(); ++i) total += weights[i] * scalar_value(terms[i].value());
-  visit_float(dtype, [&]<typename T>() { sum.data<T>()[0] = T(static_cast<acc_t<T>>(total)); });
-  return tape.record("weighted_sum", std::move(sum), {terms.begin(), terms.end()},
+  return tape.record("weighted_sum", scalar_tensor(tape.ctx(), terms.front().dtype(), total),
+                     {terms.begin(), terms.end()},
                      [factors = std::vector<double>(weights.begin(), weights.end())](Backward& b) {
                        for (size_t i = 0; i < factors.size(); ++i) {
                          const int input = static_cast<int>(i);
@@ -51,6 +49,12 @@ double scalar_value(const Tensor& x) {
   return visit_float(x.dtype(), [&]<typename T>() {
     return static_cast<double>(static_cast<acc_t<T>>(x.data<T>()[0]));
   });
+}
+
+Tensor scalar_tensor(Context& ctx, DType dtype, double value) {
+  Tensor x = Tensor::empty(ctx, {1}, dtype);
+  visit_float(dtype, [&]<typename T>() { x.data<T>()[0] = T(static_cast<acc_t<T>>(value)); });
+  return x;
 }
 
 }  // namespace spillway::ops

@@ -15,17 +15,12 @@ CrossEntropyResult cross_entropy(Tape& tape, const Variable& logits, const Tenso
   Tensor lse = Tensor::empty(ctx, {logits.dim(0)}, acc);
   kernels::cross_entropy(ctx, logits.value(), targets, row_loss, lse);
 
-  Tensor loss = Tensor::empty(ctx, {1}, acc);
-  const double sum = visit_float(acc, [&]<typename T>() {
-    double total = 0.0;
-    if constexpr (!std::is_same_v<T, bf16>) {
-      for (const T value : std::as_const(row_loss).span<T>()) total += static_cast<double>(value);
-      loss.data<T>()[0] = static_cast<T>(scale * total);
-    }
-    return total;
+  double sum = 0.0;
+  visit_float(acc, [&]<typename T>() {
+    for (const T value : row_loss.span<T>()) sum += static_cast<double>(acc_t<T>(value));
   });
   Variable result = tape.record(
-      "cross_entropy", std::move(loss), {logits},
+      "cross_entropy", scalar_tensor(ctx, acc, scale * sum), {logits},
       [logits = logits.value(), targets, lse, scale](Backward& b) {
         Tensor dlogits = Tensor::empty(b.ctx(), logits.shape(), logits.dtype());
         kernels::cross_entropy_backward(b.ctx(), {.logits = logits,

@@ -15,12 +15,6 @@ Tensor balanced_choice(Context& ctx, int64_t num_tokens, int64_t top_k, int64_t 
   return topk_idx;
 }
 
-Tensor scalar(Context& ctx, DType dtype, double value) {
-  Tensor result = Tensor::empty(ctx, {1}, dtype);
-  visit_float(dtype, [&]<typename T>() { result.data<T>()[0] = T(static_cast<acc_t<T>>(value)); });
-  return result;
-}
-
 /// dL/dP_e for every expert, spread over the tokens: the same row [E] for each of the T tokens.
 Tensor aux_gradient(Context& ctx, const Tensor& counts, int64_t num_tokens, int64_t top_k,
                     double upstream, DType dtype) {
@@ -79,7 +73,7 @@ RouteResult route(Tape& tape, const Variable& logits, const RouteOptions& option
   const double z = options.token_scale * kernels::z_loss_sum(ctx, logits.value());
 
   std::vector<Variable> outputs = tape.record(
-      "route", {gate, scalar(ctx, dtype, aux), scalar(ctx, dtype, z)}, {logits},
+      "route", {gate, scalar_tensor(ctx, dtype, aux), scalar_tensor(ctx, dtype, z)}, {logits},
       [logits = logits.value(), topk_idx, gate, probs, counts, options](Backward& b) {
         const int64_t tokens = logits.dim(0);
         Tensor d_gate = b.take_grad(0);

@@ -20,7 +20,9 @@ Variable reshape(Tape& tape, const Variable& x, Shape shape);
 /// sum_i weights[i] * terms[i] of single-element variables of one accumulator dtype; shape [1].
 Variable weighted_sum(Tape& tape, std::span<const Variable> terms, std::span<const double> weights);
 
-/// The element of a [1] tensor in double.
+/// The element of a single-element tensor in double.
 double scalar_value(const Tensor& x);
+/// A [1] tensor of a floating dtype that holds `value`, rounded.
+Tensor scalar_tensor(Context& ctx, DType dtype, double value);
 
 }  // namespace spillway::ops

@@ -9,6 +9,7 @@
 #include "convert.h"
 #include "gemm.h"
 #include "scratch.h"
+#include "softmax_rows.h"
 #include "spillway/core/math.h"
 #include "tasks.h"
 #include "vector_math.h"
@@ -112,27 +113,10 @@ void product(Context& ctx, Form form, int64_t m, int64_t n, int64_t k, Matrix<co
                   .out = DTypeOf<A>::value});
 }
 
-/// The largest of n > 0 values. In lanes by hand: the compiler does not reorder a maximum, because
-/// of NaN and signed zeros, and the scalar loop took two thirds of the forward's time.
-template <typename A>
-A largest(const A* x, int64_t n) {
-  constexpr int64_t kLanes = 16;
-  A lanes[kLanes];
-  std::fill_n(lanes, kLanes, x[0]);
-  int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-#pragma omp simd
-    for (int64_t i = 0; i < kLanes; ++i) lanes[i] = lanes[i] < x[j + i] ? x[j + i] : lanes[i];
-  }
-  A result = *std::max_element(lanes, lanes + kLanes);
-  for (; j < n; ++j) result = std::max(result, x[j]);
-  return result;
-}
-
 /// scores[0:keys) -> softmax(scale * scores); returns log-sum-exp.
 template <typename A>
-A softmax_row(A scale, int64_t keys, A* scores) {
-  const A highest = largest(scores, keys);
+A scaled_softmax(A scale, int64_t keys, A* scores) {
+  const A highest = row_max(scores, keys);
 #pragma omp simd
   for (int64_t j = 0; j < keys; ++j) scores[j] = fast_exp(scale * (scores[j] - highest));
   A sum = 0;
@@ -144,8 +128,7 @@ A softmax_row(A scale, int64_t keys, A* scores) {
   return scale * highest + std::log(sum);
 }
 
-/// Tensors of one head: [S, D] with rows a stride apart.
-template <typename T>
+/// Where the matrices [S, D] of one query head and its kv head lie.
 struct Head {
   const Layout& at;
   int64_t b, h;
@@ -173,7 +156,7 @@ void forward_block(Context& ctx, const AttentionArgs& args, const Layout& at, in
   const Widened<T> q(ctx, most_rows, at.head);
   const Widened<T> kv(ctx, at.length, at.head);
   const Widened<T> out(ctx, most_rows, at.head);
-  const Head<T> head{at, b, h};
+  const Head head{at, b, h};
   const Matrix<A> scores{room.data(), keys};
 
   product<A>(ctx, Form::kTransB, rows, keys, at.head,
@@ -183,7 +166,7 @@ void forward_block(Context& ctx, const AttentionArgs& args, const Layout& at, in
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t seen = row + r + 1;
     A* mine = scores.data + r * keys;
-    lse[r] = softmax_row(static_cast<A>(args.scale), seen, mine);
+    lse[r] = scaled_softmax(static_cast<A>(args.scale), seen, mine);
     std::fill(mine + seen, mine + keys, A(0));  // what causality hides
   }
   const Matrix<T> to = head.queries(args.out.data<T>(), row);
@@ -241,9 +224,8 @@ struct KeysValues {
 };
 
 template <typename T>
-void backward_block(Context& ctx, const AttentionBackwardArgs& args, const Head<T>& head,
-                    int64_t row, const KeysValues<acc_t<T>>& kv,
-                    const BackwardScratch<T>& scratch) {
+void backward_block(Context& ctx, const AttentionBackwardArgs& args, const Head& head, int64_t row,
+                    const KeysValues<acc_t<T>>& kv, const BackwardScratch<T>& scratch) {
   using A = acc_t<T>;
   const Layout& at = head.at;
   const int64_t rows = std::min(kQueryRows, at.length - row);
@@ -281,7 +263,7 @@ template <typename T>
 void backward_group(Context& ctx, const AttentionBackwardArgs& args, const Layout& at, int64_t b,
                     int64_t kv_head) {
   const BackwardScratch<T> scratch(ctx, at);
-  const Head<T> first{at, b, kv_head * at.group()};
+  const Head first{at, b, kv_head * at.group()};
   const KeysValues<acc_t<T>> kv{scratch.k.load(first.keys(args.k.data<T>()), at.length),
                                 scratch.v.load(first.keys(args.v.data<T>()), at.length)};
   for (int64_t h = first.h; h < first.h + at.group(); ++h) {

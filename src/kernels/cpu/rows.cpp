@@ -21,15 +21,15 @@ void check_entries(const char* op, const char* name, const Tensor& index, int64_
   }
 }
 
-/// Adds the rows of one token, [begin, end) of their columns, in k order.
+/// Adds the rows of one token in k order.
 template <typename T>
-void sum_columns(const int64_t* map, int64_t top_k, const T* remote, int64_t remote_rows,
-                 const T* local, int64_t hidden, int64_t begin, int64_t end, T* out) {
+void sum_token(const int64_t* map, int64_t top_k, const T* remote, int64_t remote_rows,
+               const T* local, int64_t hidden, T* out) {
   using A = acc_t<T>;
   constexpr int64_t kBlock = 256;  // sums kept in the first-level cache
   A sum[kBlock];
-  for (int64_t first = begin; first < end; first += kBlock) {
-    const int64_t n = std::min(kBlock, end - first);
+  for (int64_t first = 0; first < hidden; first += kBlock) {
+    const int64_t n = std::min(kBlock, hidden - first);
     std::fill(sum, sum + n, A(0));
     for (int64_t k = 0; k < top_k; ++k) {
       const int64_t m = map[k];
@@ -79,8 +79,8 @@ void sum_rows(Context& ctx, const Tensor& map, const Tensor& remote, const Tenso
     const T* from_local = local.data<T>();
     T* to = out.data<T>();
     parallel_rows(ctx, out.dim(0), hidden * (top_k + 1), [=](int64_t t) {
-      sum_columns(entries + t * top_k, top_k, from_remote, remote_rows, from_local, hidden,
-                  int64_t{0}, hidden, to + t * hidden);
+      sum_token(entries + t * top_k, top_k, from_remote, remote_rows, from_local, hidden,
+                to + t * hidden);
     });
   });
 }
