@@ -35,12 +35,12 @@ class TrainingOrder {
 
 void check_layout(const BatchOptions& options) {
   const BatchLayout& layout = options.layout;
-  SPILLWAY_CHECK(options.seq >= 1, "seq is ", options.seq);
+  SPILLWAY_CHECK(options.seq >= 1, "seq is ", options.seq, "; allowed: >= 1");
   SPILLWAY_CHECK(layout.world >= 1 && layout.micro_batch >= 1 && layout.grad_accum >= 1, "world ",
                  layout.world, ", micro_batch ", layout.micro_batch, ", grad_accum ",
                  layout.grad_accum, ": each is at least 1");
-  SPILLWAY_CHECK(layout.rank >= 0 && layout.rank < layout.world, "rank ", layout.rank, " of ",
-                 layout.world);
+  SPILLWAY_CHECK(layout.rank >= 0 && layout.rank < layout.world, "rank is ", layout.rank,
+                 "; allowed: 0 to ", layout.world - 1);
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ namespace spillway::ep {
 void build_maps(Context& ctx, const Tensor& topk_idx, int64_t rank,
                 const std::vector<plan::RankPlan>& plans, RoutingHandle& handle);
 
-/// The ledger of a call. `handle` has its maps; `counts` are those before drops.
+/// What a call drops: counts before drops (`matrix`) and after (`plans`), and by the maps of
+/// `handle` the tokens and gates of this rank. The caller adds N, capacities and bytes.
 Ledger make_ledger(const plan::CountMatrix& matrix, const std::vector<plan::RankPlan>& plans,
                    const PrepareArgs& args, const RoutingHandle& handle);
 

@@ -86,8 +86,9 @@ class Tape {
   std::vector<Variable> region(const RegionOptions& options, const Variable& x, RegionBody body);
 
   /// Inside a region: the result of `compute`, kept when the region saves `name`, and then handed
-  /// out again instead of computing a second time. `compute` returns a copyable value. Names in
-  /// `kAlwaysSaved` are kept whatever the options say. Outside a region: just `compute()`.
+  /// out again instead of computing a second time. `compute` returns a copyable value. The name
+  /// `kAlwaysSaved` is kept whatever the options say. Outside a region: just `compute()`. Throws
+  /// Error when a region that runs again asks for a name more often than its forward did.
   template <typename F>
   auto saved(std::string_view name, F&& compute) -> decltype(compute());
 

@@ -1,6 +1,6 @@
 #pragma once
-// Enums that a config names: one constexpr array of {name, value} pairs each, and helpers that
-// work on any of them.
+// Enums that a config names: one constexpr array of {name, value} pairs each, and functions
+// that work on any of them.
 
 #include <string>
 #include <string_view>

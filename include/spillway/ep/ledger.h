@@ -5,8 +5,8 @@
 
 namespace spillway::ep {
 
-/// Every drop of one layer and micro-batch, exactly. Arrays over the EP group are known to all its
-/// ranks (from the count matrix); the last five are this rank's own, as a source.
+/// Every drop of one layer and micro-batch, exactly. Equal on all ranks of the EP group, which know
+/// them from the count matrix, but for what says "this rank".
 struct Ledger {
   std::vector<int64_t> total_recv_tokens;    ///< [ep] demand in slots, before drops
   std::vector<int64_t> recv_assignments;     ///< [ep] before drops, without padding
@@ -22,7 +22,7 @@ struct Ledger {
   double dropped_gate_mass = 0.0;            ///< of the dropped ones among them
   int64_t capacity_begin = 0;                ///< C when prepare began
   int64_t capacity_end = 0;                  ///< C after growing
-  int64_t recv_buffer_bytes = 0;
+  int64_t recv_buffer_bytes = 0;             ///< rows and gates at capacity_end, a rank
 };
 
 }  // namespace spillway::ep

@@ -59,7 +59,8 @@ class Decoder {
   /// tokens, targets i32 [B,S]. Gradients follow from tape.backward(result.objective).
   ForwardResult forward(Tape& tape, const Tensor& tokens, const Tensor& targets,
                         const moe::MoeCall& call) const;
-  /// Logits [B*S, V] in the accumulator dtype.
+  /// Logits [B*S, V] in the accumulator dtype. `losses`, unless null, gets aux and z of each MoE
+  /// layer, in order. Throws Error for a sequence longer than `model.max_seq`.
   Variable logits(Tape& tape, const Tensor& tokens, const moe::MoeCall& call,
                   std::vector<Variable>* losses) const;
   const DecoderConfig& config() const { return config_; }

@@ -1,4 +1,4 @@
-// The sizing helpers against brute force: every way to route N tokens, token by token.
+// The sizing functions against brute force: every way to route N tokens, token by token.
 // N tokens of the group, K = top_k, L = experts per rank, A = alignment.
 
 #include "spillway/plan/sizing.h"
