@@ -6,7 +6,7 @@ namespace spillway::kernels {
 namespace {
 
 using testing::Guarded;
-using testing::random_tensor;
+using testing::guarded_random;
 
 /// Group sizes, the gap behind each, and the widths of the weights.
 struct Pattern {
@@ -82,7 +82,7 @@ class GroupedMatmulTest : public ::testing::TestWithParam<Case> {
   int64_t num_groups() const { return static_cast<int64_t>(pattern().rows.size()); }
 
   Guarded weights(Context& ctx) const {
-    return random_tensor(ctx, {num_groups(), pattern().n, pattern().k}, dtype(), 7);
+    return guarded_random(ctx, {num_groups(), pattern().n, pattern().k}, dtype(), 7);
   }
 
   /// y or dx for a buffer of `capacity` rows; 1 as the former content.
@@ -100,7 +100,7 @@ class GroupedMatmulTest : public ::testing::TestWithParam<Case> {
     } else {
       grouped_matmul(ctx, in.tensor, w.tensor, layout.groups(), out.tensor);
     }
-    out.expect_guards("out");
+    EXPECT_TRUE(out.intact()) << "out";
     return out;
   }
 
@@ -108,10 +108,10 @@ class GroupedMatmulTest : public ::testing::TestWithParam<Case> {
     const Layout layout(pattern());
     const Guarded dy = rows_of_groups(ctx, layout, pattern().n, dtype(), 5, capacity);
     const Guarded x = rows_of_groups(ctx, layout, pattern().k, dtype(), 6, capacity);
-    Guarded dw =
-        random_tensor(ctx, {num_groups(), pattern().n, pattern().k}, accumulator_dtype(dtype()), 8);
+    Guarded dw = guarded_random(ctx, {num_groups(), pattern().n, pattern().k},
+                                accumulator_dtype(dtype()), 8);
     grouped_matmul_wgrad(ctx, dy.tensor, x.tensor, layout.groups(), dw.tensor);
-    dw.expect_guards("dw");
+    EXPECT_TRUE(dw.intact()) << "dw";
     return dw;
   }
 
@@ -164,7 +164,7 @@ TEST_P(GroupedMatmulTest, WgradAddsSumsOfEachGroup) {
   const std::vector<double> x =
       testing::to_doubles(rows_of_groups(ctx, layout, k, dtype(), 6, layout.capacity).tensor);
   const std::vector<double> former =
-      testing::to_doubles(random_tensor(ctx, {num_groups(), n, k}, sums, 8).tensor);
+      testing::to_doubles(guarded_random(ctx, {num_groups(), n, k}, sums, 8).tensor);
   const std::vector<double> got = testing::to_doubles(weight_gradient(ctx, layout.capacity).tensor);
   for (int64_t g = 0; g < num_groups(); ++g) {
     const int64_t first = layout.begin[static_cast<size_t>(g)];
@@ -193,10 +193,10 @@ TEST_P(GroupedMatmulTest, CapacityChangesNoBit) {
   for (const bool dgrad : {false, true}) {
     const Guarded small = multiply(ctx, dgrad, capacity);
     const Guarded large = multiply(ctx, dgrad, 2 * capacity);
-    EXPECT_TRUE(testing::same_bits(small.tensor, large.tensor.rows(0, capacity)));
+    EXPECT_TRUE(testing::same_bytes(small.tensor, large.tensor.rows(0, capacity)));
   }
-  EXPECT_TRUE(testing::same_bits(weight_gradient(ctx, capacity).tensor,
-                                 weight_gradient(ctx, 2 * capacity).tensor));
+  EXPECT_TRUE(testing::same_bytes(weight_gradient(ctx, capacity).tensor,
+                                  weight_gradient(ctx, 2 * capacity).tensor));
 }
 
 TEST_P(GroupedMatmulTest, ThreadsChangeNoBit) {
@@ -206,8 +206,8 @@ TEST_P(GroupedMatmulTest, ThreadsChangeNoBit) {
     const Guarded parallel = multiply(two, dgrad, capacity);
     const Guarded parallel_dw = weight_gradient(two, capacity);
     Context one(Device::kCpu, 1);
-    EXPECT_TRUE(testing::same_bits(parallel.tensor, multiply(one, dgrad, capacity).tensor));
-    EXPECT_TRUE(testing::same_bits(parallel_dw.tensor, weight_gradient(one, capacity).tensor));
+    EXPECT_TRUE(testing::same_bytes(parallel.tensor, multiply(one, dgrad, capacity).tensor));
+    EXPECT_TRUE(testing::same_bytes(parallel_dw.tensor, weight_gradient(one, capacity).tensor));
   }
 }
 
@@ -229,29 +229,29 @@ class GroupedMatmulErrorTest : public ::testing::Test {
 };
 
 TEST_F(GroupedMatmulErrorTest, WidthsDiffer) {
-  testing::expect_contains(forward({4, 3}, {1, 5, 2}, {4, 5}, {0}, {4}),
-                           {"grouped_matmul", "x has shape [4, 3]", "[4, 2]"});
-  testing::expect_contains(forward({4, 2}, {1, 5, 2}, {4, 6}, {0}, {4}),
-                           {"y has shape [4, 6]", "[4, 5]"});
+  testing::expect_holds(forward({4, 3}, {1, 5, 2}, {4, 5}, {0}, {4}),
+                        {"grouped_matmul", "x has shape [4, 3]", "[4, 2]"});
+  testing::expect_holds(forward({4, 2}, {1, 5, 2}, {4, 6}, {0}, {4}),
+                        {"y has shape [4, 6]", "[4, 5]"});
 }
 
 TEST_F(GroupedMatmulErrorTest, NumberOfGroupsDiffers) {
-  testing::expect_contains(forward({4, 2}, {3, 5, 2}, {4, 5}, {0}, {4}),
-                           {"w has shape [3, 5, 2]", "1 groups"});
+  testing::expect_holds(forward({4, 2}, {3, 5, 2}, {4, 5}, {0}, {4}),
+                        {"w has shape [3, 5, 2]", "1 groups"});
 }
 
 TEST_F(GroupedMatmulErrorTest, GroupEndsPastTheBuffer) {
-  testing::expect_contains(forward({4, 2}, {2, 5, 2}, {4, 5}, {0, 2}, {2, 3}),
-                           {"group 1", "[2, 5)", "4 rows"});
+  testing::expect_holds(forward({4, 2}, {2, 5, 2}, {4, 5}, {0, 2}, {2, 3}),
+                        {"group 1", "[2, 5)", "4 rows"});
 }
 
 TEST_F(GroupedMatmulErrorTest, GroupsOverlap) {
-  testing::expect_contains(forward({4, 2}, {2, 5, 2}, {4, 5}, {0, 1}, {2, 1}), {"group 1"});
+  testing::expect_holds(forward({4, 2}, {2, 5, 2}, {4, 5}, {0, 1}, {2, 1}), {"group 1"});
 }
 
 TEST_F(GroupedMatmulErrorTest, WeightDtypeDiffers) {
-  testing::expect_contains(forward({4, 2}, {1, 5, 2}, {4, 5}, {0}, {4}, DType::kBF16),
-                           {"w is bf16", "f32"});
+  testing::expect_holds(forward({4, 2}, {1, 5, 2}, {4, 5}, {0}, {4}, DType::kBF16),
+                        {"w is bf16", "f32"});
 }
 
 TEST_F(GroupedMatmulErrorTest, WeightGradientNeedsTheAccumulator) {
@@ -259,10 +259,10 @@ TEST_F(GroupedMatmulErrorTest, WeightGradientNeedsTheAccumulator) {
   Tensor dw = Tensor::zeros(ctx_, {1, 2, 2}, DType::kBF16);
   const std::vector<int64_t> begin{0};
   const std::vector<int64_t> rows{4};
-  testing::expect_contains(testing::error_of([&] {
-                             grouped_matmul_wgrad(ctx_, dy, dy, {begin, rows}, dw);
-                           }),
-                           {"dw is bf16", "f32"});
+  testing::expect_holds(testing::error_of([&] {
+                          grouped_matmul_wgrad(ctx_, dy, dy, {begin, rows}, dw);
+                        }),
+                        {"dw is bf16", "f32"});
 }
 
 }  // namespace

@@ -15,22 +15,13 @@ using testing::matrix_case_name;
 using testing::matrix_cases;
 using testing::MatrixCase;
 using testing::random_tensor;
+using testing::rounded;
 using testing::same_bytes;
 using testing::throws_with;
 using testing::to_doubles;
 using testing::tolerance;
 
 constexpr double kEps = 1e-5;
-
-/// The value as the dtype would hold it.
-double rounded(double value, DType dtype) {
-  double result = 0.0;
-  visit_float(dtype, [&]<typename T>() {
-    result =
-        static_cast<double>(static_cast<acc_t<T>>(static_cast<T>(static_cast<acc_t<T>>(value))));
-  });
-  return result;
-}
 
 struct Reference {
   std::vector<double> y, inv_rms, dx, dw;

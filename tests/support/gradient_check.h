@@ -17,6 +17,19 @@ namespace spillway::testing {
 inline constexpr double kGradientTolerance = 1e-6;
 inline constexpr double kGradientStep = 1e-5;
 
+/// (f() with x + step - f() with x - step) / (2 step), x being an element that f reads; it is as
+/// before afterwards.
+template <typename F>
+double central_difference(double& x, double step, F&& f) {
+  const double kept = x;
+  x = kept + step;
+  const double above = f();
+  x = kept - step;
+  const double below = f();
+  x = kept;
+  return (above - below) / (2.0 * step);
+}
+
 /// Compares `analytic` with (f(x + h e_i) - f(x - h e_i)) / 2h for every element of the f64 tensor
 /// x. f reads x through the shared storage; x is as before afterwards. Errors are relative to the
 /// larger of the two values, but at least to a thousandth of the largest gradient. A gradient that
@@ -32,14 +45,8 @@ inline ::testing::AssertionResult gradient_matches(const std::function<double(co
   if (largest == 0.0) return ::testing::AssertionFailure() << "the gradient is zero everywhere";
   for (int64_t i = 0; i < x.numel(); ++i) {
     double& element = x.data<double>()[i];
-    const double kept = element;
-    const double step = kGradientStep * std::max(1.0, std::abs(kept));
-    element = kept + step;
-    const double above = f(x);
-    element = kept - step;
-    const double below = f(x);
-    element = kept;
-    const double numeric = (above - below) / (2.0 * step);
+    const double step = kGradientStep * std::max(1.0, std::abs(element));
+    const double numeric = central_difference(element, step, [&] { return f(x); });
     const double given = analytic.data<double>()[i];
     const double scale = std::max({std::abs(numeric), std::abs(given), 1e-3 * largest});
     // Written so that NaN fails.

@@ -52,6 +52,19 @@ inline void set_element(Tensor& tensor, int64_t i, double value) {
   });
 }
 
+inline void set_values(Tensor& tensor, const std::vector<double>& values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    set_element(tensor, static_cast<int64_t>(i), values[i]);
+  }
+}
+
+/// The value as the dtype would hold it.
+inline double rounded(double value, DType dtype) {
+  return visit_float(dtype, [&]<typename T>() {
+    return static_cast<double>(static_cast<acc_t<T>>(static_cast<T>(static_cast<acc_t<T>>(value))));
+  });
+}
+
 /// Normal values of the given deviation, rounded to the dtype.
 inline Tensor random_tensor(Context& ctx, Shape shape, DType dtype, uint64_t seed,
                             double deviation = 1.0) {
@@ -68,27 +81,30 @@ Tensor tensor_of(Context& ctx, Shape shape, const std::vector<T>& values) {
   return Tensor::from<T>(ctx, shape, std::span<const T>(values));
 }
 
-/// An output between guard words: a kernel that writes outside it is found out.
+/// A tensor between guard words: a kernel that writes outside it is found by `intact`, one that
+/// reads outside it, or what it should have written, spoils its result with a NaN (floats).
 class Guarded {
  public:
   Guarded(Context& ctx, Shape shape, DType dtype)
-      : whole_(Tensor::empty(ctx, {shape.numel() + 2 * kGuard}, dtype)) {
-    std::memset(whole_.raw_data(), kPattern, static_cast<size_t>(whole_.bytes()));
+      : whole_(Tensor::empty(ctx, {shape.numel() + 2 * kGuard}, dtype)),
+        // All bits set is a NaN of every floating dtype, but -1 as an integer, which kernels write.
+        pattern_(dtype == DType::kI32 || dtype == DType::kI64 ? 0xa5 : 0xff) {
+    std::memset(whole_.raw_data(), pattern_, static_cast<size_t>(whole_.bytes()));
     tensor = whole_.slice(kGuard, shape);
   }
   bool intact() const {
     const auto* bytes = static_cast<const unsigned char*>(whole_.raw_data());
     const int64_t guard_bytes = kGuard * dtype_bytes(whole_.dtype());
     for (int64_t i = 0; i < guard_bytes; ++i) {
-      if (bytes[i] != kPattern || bytes[whole_.bytes() - 1 - i] != kPattern) return false;
+      if (bytes[i] != pattern_ || bytes[whole_.bytes() - 1 - i] != pattern_) return false;
     }
     return true;
   }
 
  private:
-  static constexpr int64_t kGuard = 64;
-  static constexpr unsigned char kPattern = 0xa5;
+  static constexpr int64_t kGuard = 64;  // elements: the tensor stays 64-byte aligned
   Tensor whole_;
+  unsigned char pattern_;
 
  public:
   Tensor tensor;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "spillway/autograd/tape.h"
+#include "support/gradient_check.h"
 #include "support/kernel_test.h"
 
 namespace spillway::testing {
@@ -111,13 +112,8 @@ inline ::testing::AssertionResult compare(Context& ctx, const OpFunction& op,
   for (int64_t i = 0; i < input.value.numel(); ++i) {
     if (!row_used(input.rows, input.value, i)) continue;
     double& element = Tensor(input.value).data<double>()[i];
-    const double kept = element;
-    element = kept + kOpGradientStep;
-    const double above = contracted_value(ctx, op, inputs, used);
-    element = kept - kOpGradientStep;
-    const double below = contracted_value(ctx, op, inputs, used);
-    element = kept;
-    const double difference = (above - below) / (2.0 * kOpGradientStep);
+    const double difference = central_difference(
+        element, kOpGradientStep, [&] { return contracted_value(ctx, op, inputs, used); });
     const double given = gradient.data<double>()[i];
     error += (given - difference) * (given - difference);
     of_tape += given * given;

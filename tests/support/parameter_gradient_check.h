@@ -10,6 +10,7 @@
 #include "spillway/autograd/tape.h"
 #include "spillway/core/rng.h"
 #include "spillway/nn/parameter.h"
+#include "support/gradient_check.h"
 
 namespace spillway::testing {
 
@@ -56,13 +57,7 @@ inline ::testing::AssertionResult parameter_gradients_match(
     double error = 0.0, size = 0.0;
     for (const int64_t i : sampled_elements(parameter.value.numel(), count, ++seed)) {
       double& element = parameter.value.data<double>()[i];
-      const double kept = element;
-      element = kept + kParameterStep;
-      const double above = value();
-      element = kept - kParameterStep;
-      const double below = value();
-      element = kept;
-      const double difference = (above - below) / (2.0 * kParameterStep);
+      const double difference = central_difference(element, kParameterStep, value);
       const double given = parameter.gradient.data<double>()[i];
       error += (given - difference) * (given - difference);
       size += difference * difference;

@@ -10,7 +10,15 @@ struct Case {
   bool drop;
 };
 
-class Demand : public testing::TestWithParam<Case> {};
+/// Tight where it drops, else lossless.
+EpConfig config_of(const Case& c) {
+  EpConfig config = make_config(c.ep, 2, c.alignment);
+  config.drop_on_overflow = c.drop;
+  if (c.drop) config.recv_capacity_per_rank = {tight_capacity(config)};
+  return config;
+}
+
+class Demand : public ::testing::TestWithParam<Case> {};
 
 constexpr Routing kAllRoutings[] = {Routing::kUniform, Routing::kHotExpert,    Routing::kHotRank,
                                     Routing::kHoles,   Routing::kEmptyExperts, Routing::kZeroRank,
@@ -20,9 +28,7 @@ TEST_P(Demand, EqualsABruteForceCount) {
   const auto [ep, alignment, drop] = GetParam();
   SKIP_UNLESS_EP_FITS(ep);
   World w(ep);
-  EpConfig config = make_config(ep, 2, alignment);
-  config.drop_on_overflow = drop;
-  if (drop) config.recv_capacity_per_rank = {tight_capacity(config)};
+  const EpConfig config = config_of(GetParam());
   const int64_t capacity = config.recv_capacity_per_rank[0];
   w.session.bootstrap(config);
   int64_t dropped_in_all = 0;
@@ -57,9 +63,7 @@ TEST_P(Demand, LedgerAddsUp) {
   const auto [ep, alignment, drop] = GetParam();
   SKIP_UNLESS_EP_FITS(ep);
   World w(ep);
-  EpConfig config = make_config(ep, 2, alignment);
-  config.drop_on_overflow = drop;
-  if (drop) config.recv_capacity_per_rank = {tight_capacity(config)};
+  const EpConfig config = config_of(GetParam());
   const int64_t capacity = config.recv_capacity_per_rank[0];
   w.session.bootstrap(config);
   for (const Routing routing : kAllRoutings) {
@@ -127,7 +131,7 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Grid, Demand, testing::ValuesIn(all_cases()), [](const auto& test) {
+INSTANTIATE_TEST_SUITE_P(Grid, Demand, ::testing::ValuesIn(all_cases()), [](const auto& test) {
   return str("ep", test.param.ep, "_A", test.param.alignment,
              test.param.drop ? "_drop" : "_lossless");
 });

@@ -18,8 +18,14 @@
 #include "spillway/core/rng.h"
 #include "spillway/ep/session.h"
 #include "spillway/plan/sizing.h"
+#include "support/kernel_test.h"
 
 namespace spillway::ep::test {
+
+using spillway::testing::element;
+using spillway::testing::error_of;
+using spillway::testing::same_bytes;
+using spillway::testing::set_element;
 
 /// Every rank of the world skips alike, and says why.
 #define SKIP_UNLESS_EP_FITS(ep_size)                                                              \
@@ -135,21 +141,11 @@ inline float gate_value(int64_t token, int64_t k) {
   return static_cast<float>(1 + (token + k) % 2);
 }
 
-inline double read(const Tensor& x, int64_t i) {
-  return visit_float(x.dtype(), [&]<typename T>() {
-    return static_cast<double>(static_cast<acc_t<T>>(x.data<T>()[i]));
-  });
-}
-
-inline void write(Tensor& x, int64_t i, double value) {
-  visit_float(x.dtype(), [&]<typename T>() { x.data<T>()[i] = T(static_cast<acc_t<T>>(value)); });
-}
-
 template <typename Value>
 Tensor fill(Context& ctx, Shape shape, DType dtype, Value&& value) {
   Tensor x = Tensor::empty(ctx, shape, dtype);
   const int64_t columns = shape[-1];
-  for (int64_t i = 0; i < x.numel(); ++i) write(x, i, value(i / columns, i % columns));
+  for (int64_t i = 0; i < x.numel(); ++i) set_element(x, i, value(i / columns, i % columns));
   return x;
 }
 
@@ -259,26 +255,12 @@ inline int64_t tight_capacity(const EpConfig& config) {
 }
 
 inline bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() && a.dtype() == b.dtype() &&
-         (a.numel() == 0 || std::equal(static_cast<const std::byte*>(a.raw_data()),
-                                       static_cast<const std::byte*>(a.raw_data()) + a.bytes(),
-                                       static_cast<const std::byte*>(b.raw_data())));
+  return a.shape() == b.shape() && a.dtype() == b.dtype() && same_bytes(a, b);
 }
 
-/// The text of the exception that `f` throws; "no error" when it throws none.
-template <typename F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-inline testing::AssertionResult contains(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "'" << part << "' is not in '" << text << "'";
+inline ::testing::AssertionResult contains(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "'" << part << "' is not in '" << text << "'";
 }
 
 }  // namespace spillway::ep::test

@@ -6,7 +6,7 @@
 namespace spillway::ep::test {
 namespace {
 
-class Handle : public testing::TestWithParam<int> {
+class Handle : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     SKIP_UNLESS_EP_FITS(GetParam());
@@ -38,7 +38,8 @@ TEST_P(Handle, SurvivesCopiesMovesAndTheEndOfTheFirst) {
   copied.reset();
   prepared_ = PrepareResult{};
   const Tensor out = session().combine(moved, sent.recv_tokens);
-  for (int64_t i = 0; i < out.numel(); ++i) ASSERT_EQ(read(out, i), 2 * read(batch_.tokens, i));
+  for (int64_t i = 0; i < out.numel(); ++i)
+    ASSERT_EQ(element(out, i), 2 * element(batch_.tokens, i));
 }
 
 TEST_P(Handle, IsCountedUntilItsLastCopyIsGone) {
@@ -198,7 +199,7 @@ TEST_P(Handle, DebugModeChecksTheMaps) {
   session().bootstrap(config_);
   const PrepareResult prepared = session().prepare(batch_.args());
   EXPECT_NE(prepared.handle.header.maps_checksum, 0u);
-  EXPECT_EQ(combine_error(prepared.handle), "no error");
+  EXPECT_EQ(combine_error(prepared.handle), "");
   RoutingHandle bad = prepared.handle;
   bad.row_of = bad.row_of.clone(w_->ctx);
   std::swap(bad.row_of.data<int64_t>()[0], bad.row_of.data<int64_t>()[1]);
@@ -208,7 +209,7 @@ TEST_P(Handle, DebugModeChecksTheMaps) {
   EXPECT_EQ(combine_error(bad), "combine: handle maps corrupted");
 }
 
-INSTANTIATE_TEST_SUITE_P(Ep, Handle, testing::Values(1, 2, 4),
+INSTANTIATE_TEST_SUITE_P(Ep, Handle, ::testing::Values(1, 2, 4),
                          [](const auto& test) { return "ep" + std::to_string(test.param); });
 
 }  // namespace

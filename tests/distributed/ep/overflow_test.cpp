@@ -4,7 +4,7 @@
 namespace spillway::ep::test {
 namespace {
 
-class Overflow : public testing::TestWithParam<int> {
+class Overflow : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     SKIP_UNLESS_EP_FITS(GetParam());
@@ -97,7 +97,8 @@ TEST_P(Overflow, LeavesTheSessionUsable) {
   const DispatchResult sent = w_->session.dispatch(prepared.handle, batch.tokens, batch.gate);
   const Tensor out = w_->session.combine(prepared.handle, sent.recv_tokens);
   for (int64_t i = 0; i < out.numel(); ++i) {
-    ASSERT_EQ(read(out, i), 2 * read(batch.tokens, i));  // both chosen experts return the token
+    ASSERT_EQ(element(out, i),
+              2 * element(batch.tokens, i));  // both chosen experts return the token
   }
 }
 
@@ -143,11 +144,11 @@ TEST_P(Overflow, TailDropsASourceWhole) {
   const auto back = w_->session.dispatch_backward(
       prepared.handle, w_->session.combine_backward(prepared.handle, batch.tokens), sent.recv_gate);
   for (int64_t i = 0; i < out.numel(); ++i) {
-    ASSERT_EQ(read(out, i), loses ? 0.0 : read(batch.tokens, i));
-    ASSERT_EQ(read(back.dx, i), loses ? 0.0 : read(batch.tokens, i));
+    ASSERT_EQ(element(out, i), loses ? 0.0 : element(batch.tokens, i));
+    ASSERT_EQ(element(back.dx, i), loses ? 0.0 : element(batch.tokens, i));
   }
   for (int64_t i = 0; i < back.d_gate.numel(); ++i) {
-    ASSERT_EQ(read(back.d_gate, i), loses ? 0.0 : read(batch.gate, i));
+    ASSERT_EQ(element(back.d_gate, i), loses ? 0.0 : element(batch.gate, i));
   }
 }
 
@@ -200,7 +201,7 @@ TEST_P(Overflow, GrowLeavesLiveHandlesValid) {
   EXPECT_EQ(grown.prepare.handle.header.capacity, 4 * capacity);
   EXPECT_TRUE(same_bits(sent.recv_tokens, rows_before));
   const Tensor out = w_->session.combine(before.handle, sent.recv_tokens);
-  for (int64_t i = 0; i < out.numel(); ++i) ASSERT_EQ(read(out, i), 2 * read(part.tokens, i));
+  for (int64_t i = 0; i < out.numel(); ++i) ASSERT_EQ(element(out, i), 2 * element(part.tokens, i));
   EXPECT_EQ(w_->session.combine_backward(before.handle, part.tokens).dim(0), capacity);
 }
 
@@ -263,7 +264,7 @@ TEST_P(Overflow, ARepeatedDispatchTakesTheCapacityOfTheFirst) {
   EXPECT_EQ(w_->session.prepare(batch.args()).handle.header.capacity, worst());
 }
 
-INSTANTIATE_TEST_SUITE_P(Ep, Overflow, testing::Values(1, 2, 4),
+INSTANTIATE_TEST_SUITE_P(Ep, Overflow, ::testing::Values(1, 2, 4),
                          [](const auto& test) { return "ep" + std::to_string(test.param); });
 
 TEST(GrowAcrossGroups, OverflowInOneGroupOnlyDoesNotHangTheOthers) {
@@ -283,7 +284,8 @@ TEST(GrowAcrossGroups, OverflowInOneGroupOnlyDoesNotHangTheOthers) {
   EXPECT_EQ(prepared.ledger.capacity_end > prepared.ledger.capacity_begin, hot);
   const DispatchResult sent = w.session.dispatch(prepared.handle, batch.tokens, batch.gate);
   const Tensor out = w.session.combine(prepared.handle, sent.recv_tokens);
-  for (int64_t i = 0; i < out.numel(); ++i) ASSERT_EQ(read(out, i), 2 * read(batch.tokens, i));
+  for (int64_t i = 0; i < out.numel(); ++i)
+    ASSERT_EQ(element(out, i), 2 * element(batch.tokens, i));
   // Between steps the world agrees on the largest.
   std::vector<int64_t> capacities(static_cast<size_t>(w.world->size()));
   const int64_t mine = w.session.capacity(0);

@@ -14,7 +14,7 @@ struct LayerRun {
 
 using Case = std::tuple<int, DType>;
 
-class Repeatability : public testing::TestWithParam<Case> {
+class Repeatability : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     SKIP_UNLESS_EP_FITS(ep());
@@ -109,9 +109,10 @@ TEST_P(Repeatability, BackwardIsTheTransposeOfForward) {
   bootstrap(worst_case(config_));
   const LayerRun layer = run(false);
   double forward = 0, backward = 0, magnitude = 0;
-  for (int64_t i = 0; i < layer.out.numel(); ++i) forward += read(layer.out, i) * read(dout_, i);
+  for (int64_t i = 0; i < layer.out.numel(); ++i)
+    forward += element(layer.out, i) * element(dout_, i);
   for (int64_t i = 0; i < layer.prepared.handle.num_slots() * kHidden; ++i) {
-    const double term = read(layer.sent.recv_tokens, i) * read(layer.d_expert_out, i);
+    const double term = element(layer.sent.recv_tokens, i) * element(layer.d_expert_out, i);
     backward += term;
     magnitude += std::abs(term);
   }
@@ -175,7 +176,7 @@ TEST_P(Repeatability, LayersWithDifferentBatchesDoNotMeet) {
       batches.push_back(make_batch(*w_, config_, Routing::kUnequal, 10 * round + 5));
       Batch& batch = batches.back();
       for (int64_t i = 0; i < batch.tokens.numel(); ++i) {
-        write(batch.tokens, i, static_cast<double>((i + layer * 3) % 8));
+        set_element(batch.tokens, i, static_cast<double>((i + layer * 3) % 8));
       }
       layers.push_back(w_->session.prepare_and_dispatch(batch.args(layer), batch.tokens));
     }
@@ -183,15 +184,15 @@ TEST_P(Repeatability, LayersWithDifferentBatchesDoNotMeet) {
       const Tensor out =
           w_->session.combine(layers[layer].prepare.handle, layers[layer].dispatch.recv_tokens);
       for (int64_t i = 0; i < out.numel(); ++i) {
-        ASSERT_EQ(read(out, i), 4 * read(batches[layer].tokens, i));
+        ASSERT_EQ(element(out, i), 4 * element(batches[layer].tokens, i));
       }
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Grid, Repeatability,
-                         testing::Combine(testing::Values(1, 2, 4),
-                                          testing::Values(DType::kF32, DType::kBF16)),
+                         ::testing::Combine(::testing::Values(1, 2, 4),
+                                            ::testing::Values(DType::kF32, DType::kBF16)),
                          [](const auto& test) {
                            return str("ep", std::get<0>(test.param), "_",
                                       dtype_name(std::get<1>(test.param)));
@@ -230,12 +231,12 @@ TEST(SelfTransport, CarriesASession) {
       fill(ctx, {2, kHidden}, DType::kF32, [](int64_t t, int64_t h) { return 10 * t + h + 1; });
   auto sent = session.prepare_and_dispatch({.topk_idx = ids, .gate = gate}, tokens);
   EXPECT_EQ(sent.prepare.token_counts, (std::vector<int64_t>{2, 0, 0, 1, 0, 0, 0, 0}));
-  EXPECT_EQ(read(sent.dispatch.recv_gate, 0), 3);
-  EXPECT_EQ(read(sent.dispatch.recv_gate, 1), 4);
-  EXPECT_EQ(read(sent.dispatch.recv_gate, 2), 2);
+  EXPECT_EQ(element(sent.dispatch.recv_gate, 0), 3);
+  EXPECT_EQ(element(sent.dispatch.recv_gate, 1), 4);
+  EXPECT_EQ(element(sent.dispatch.recv_gate, 2), 2);
   const Tensor out = session.combine(sent.prepare.handle, sent.dispatch.recv_tokens);
-  EXPECT_EQ(read(out, 0), 2 * 1);
-  EXPECT_EQ(read(out, kHidden), 11);
+  EXPECT_EQ(element(out, 0), 2 * 1);
+  EXPECT_EQ(element(out, kHidden), 11);
   sent = PrepareAndDispatchResult{};  // else its handle is alive
   session.reconfigure(config, ReconfigureMode::kCommunicator);
   EXPECT_EQ(session.epoch(), 1);

@@ -34,7 +34,7 @@ constexpr Mode kModes[] = {{"f32_lossless_A8", DType::kF32, 8, false},
 
 using Case = std::tuple<int, RoutingCase, Mode>;
 
-class RoundTrip : public testing::TestWithParam<Case> {
+class RoundTrip : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     SKIP_UNLESS_EP_FITS(std::get<0>(GetParam()));
@@ -70,7 +70,7 @@ class RoundTrip : public testing::TestWithParam<Case> {
     }
     const int64_t used = prepared_.handle.num_slots();
     for (int64_t i = 0; i < slots.numel(); ++i) {
-      const double actual = read(slots, i);
+      const double actual = element(slots, i);
       if (i / columns < used) {
         ASSERT_EQ(actual, expected[static_cast<size_t>(i)])
             << "slot " << i / columns << " column " << i % columns;
@@ -86,11 +86,11 @@ class RoundTrip : public testing::TestWithParam<Case> {
   Tensor make_slots(Shape shape, DType dtype, Value&& value) const {
     const int64_t columns = shape.numel() / capacity_;
     Tensor slots = Tensor::empty(w_->ctx, shape, dtype);
-    for (int64_t i = 0; i < slots.numel(); ++i) write(slots, i, std::nan(""));
+    for (int64_t i = 0; i < slots.numel(); ++i) set_element(slots, i, std::nan(""));
     for (size_t i = 0; i < here().num_kept; ++i) {
       const int64_t slot = here().assignments[i].slot;
       for (int64_t h = 0; h < columns; ++h) {
-        write(slots, slot * columns + h, value(w_->topology.ep_rank(), slot, h));
+        set_element(slots, slot * columns + h, value(w_->topology.ep_rank(), slot, h));
       }
     }
     return slots;
@@ -131,7 +131,7 @@ TEST_P(RoundTrip, CombineSumsTheKeptSlots) {
   const DispatchResult sent = w_->session.dispatch(prepared_.handle, batch_.tokens, batch_.gate);
   const Tensor expert_out =
       make_slots({capacity_, kHidden}, config_.dtype, [&](int64_t, int64_t slot, int64_t h) {
-        return read(sent.recv_gate, slot) * read(sent.recv_tokens, slot * kHidden + h);
+        return element(sent.recv_gate, slot) * element(sent.recv_tokens, slot * kHidden + h);
       });
   const Tensor out = w_->session.combine(prepared_.handle, expert_out);
   Tensor expected = Tensor::zeros(w_->ctx, batch_.tokens.shape(), DType::kF64);
@@ -143,7 +143,7 @@ TEST_P(RoundTrip, CombineSumsTheKeptSlots) {
   });
   ASSERT_EQ(out.shape(), batch_.tokens.shape());
   for (int64_t i = 0; i < out.numel(); ++i) {
-    ASSERT_EQ(read(out, i), expected.data<double>()[i])
+    ASSERT_EQ(element(out, i), expected.data<double>()[i])
         << "token " << i / kHidden << " column " << i % kHidden;
   }
 }
@@ -179,15 +179,16 @@ TEST_P(RoundTrip, DispatchBackwardSumsTheKeptSlotsAndZeroesTheDropped) {
   });
   ASSERT_EQ(back.dx.shape(), dx.shape());
   ASSERT_EQ(back.d_gate.shape(), d_gate.shape());
-  for (int64_t i = 0; i < dx.numel(); ++i) ASSERT_EQ(read(back.dx, i), dx.data<double>()[i]);
+  for (int64_t i = 0; i < dx.numel(); ++i) ASSERT_EQ(element(back.dx, i), dx.data<double>()[i]);
   for (int64_t i = 0; i < d_gate.numel(); ++i) {
-    ASSERT_EQ(read(back.d_gate, i), d_gate.data<double>()[i]) << "assignment " << i;
+    ASSERT_EQ(element(back.d_gate, i), d_gate.data<double>()[i]) << "assignment " << i;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Grid, RoundTrip,
-                         testing::Combine(testing::Values(1, 2, 4), testing::ValuesIn(kRoutings),
-                                          testing::ValuesIn(kModes)),
+                         ::testing::Combine(::testing::Values(1, 2, 4),
+                                            ::testing::ValuesIn(kRoutings),
+                                            ::testing::ValuesIn(kModes)),
                          [](const auto& test) {
                            return str("ep", std::get<0>(test.param), "_",
                                       std::get<1>(test.param).name, "_",

@@ -10,8 +10,11 @@
 #include "spillway/config/config.h"
 #include "spillway/config/json.h"
 #include "spillway/core/error.h"
+#include "support/throws.h"
 
 namespace spillway::config {
+
+using spillway::testing::expect_holds;
 
 /// Valid at world 4.
 inline const std::string kGoodText = R"({
@@ -48,12 +51,6 @@ inline std::string refusal(const std::function<void()>& body) {
   }
   ADD_FAILURE() << "accepted";
   return {};
-}
-
-inline void expect_holds(const std::string& text, const std::vector<std::string>& words) {
-  for (const std::string& word : words) {
-    EXPECT_NE(text.find(word), std::string::npos) << "no '" << word << "' in: " << text;
-  }
 }
 
 }  // namespace spillway::config

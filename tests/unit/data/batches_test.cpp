@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "spillway/core/error.h"
-#include "temp_files.h"
+#include "support/temp_files.h"
 
 namespace spillway::data {
 namespace {
+
+using spillway::testing::TempFiles;
 
 // Byte i of a test file holds i mod 251, a prime: a sequence shows where it came from.
 constexpr int64_t kPrime = 251;

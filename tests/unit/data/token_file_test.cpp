@@ -14,10 +14,12 @@
 #include <vector>
 
 #include "spillway/core/error.h"
-#include "temp_files.h"
+#include "support/temp_files.h"
 
 namespace spillway::data {
 namespace {
+
+using spillway::testing::TempFiles;
 
 constexpr int32_t kB = kBeginToken, kE = kEndToken;
 

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "spillway/metrics/jsonl_sink.h"
+#include "support/temp_files.h"
 
 namespace spillway::metrics {
 
@@ -20,17 +20,7 @@ using Row = std::vector<int64_t>;
 
 class Jsonl : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "spillway_jsonl_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override {
-    std::error_code ignored;
-    if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
-  }
-
-  std::string path() const { return (folder_ / "metrics.jsonl").string(); }
+  std::string path() const { return files_.path("metrics.jsonl"); }
 
   std::vector<std::string> lines() const {
     std::ifstream in(path());
@@ -55,7 +45,7 @@ class Jsonl : public ::testing::Test {
     return Json::parse(line_of(record));
   }
 
-  std::filesystem::path folder_;
+  spillway::testing::TempFiles files_;
 };
 
 inline RunRecord run_record() {

@@ -170,7 +170,7 @@ TEST_F(Jsonl, AnExistingFileIsContinued) {
 }
 
 TEST_F(Jsonl, APathThatCannotBeOpenedIsNamed) {
-  for (const auto& bad : {(folder_ / "missing" / "metrics.jsonl").string(), folder_.string()}) {
+  for (const auto& bad : {files_.path("missing/metrics.jsonl"), files_.folder().string()}) {
     try {
       const JsonlSink sink(bad);
       ADD_FAILURE() << "opened " << bad;

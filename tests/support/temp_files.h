@@ -10,21 +10,25 @@
 #include <string>
 #include <string_view>
 
-namespace spillway::data {
+#include "spillway/core/error.h"
+
+namespace spillway::testing {
 
 class TempFiles {
  public:
   TempFiles() {
-    std::string name = (std::filesystem::temp_directory_path() / "spillway_data_XXXXXX").string();
-    if (::mkdtemp(name.data()) != nullptr) folder_ = name;
+    std::string name = (std::filesystem::temp_directory_path() / "spillway_test_XXXXXX").string();
+    SPILLWAY_CHECK(::mkdtemp(name.data()) != nullptr, "no temporary folder ", name);
+    folder_ = name;
   }
   ~TempFiles() {
     std::error_code ignored;
-    if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
+    std::filesystem::remove_all(folder_, ignored);
   }
   TempFiles(const TempFiles&) = delete;
   TempFiles& operator=(const TempFiles&) = delete;
 
+  const std::filesystem::path& folder() const { return folder_; }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   std::string write(const std::string& name, std::string_view bytes) const {
     std::ofstream out(path(name), std::ios::binary);
@@ -43,4 +47,4 @@ class TempFiles {
   std::filesystem::path folder_;
 };
 
-}  // namespace spillway::data
+}  // namespace spillway::testing
