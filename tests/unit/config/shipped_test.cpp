@@ -13,9 +13,9 @@
 namespace spillway::config {
 namespace {
 
-std::string file_of(const std::string& name) {
-  return std::string(SPILLWAY_SOURCE_DIR) + "/configs/" + name + ".json";
-}
+constexpr const char* kFolder = SPILLWAY_SOURCE_DIR "/configs";
+
+std::string file_of(const std::string& name) { return str(kFolder, "/", name, ".json"); }
 
 struct Shipped {
   const char* name;
@@ -78,8 +78,7 @@ TEST(ShippedConfigs, TinyRunsInWorldsOfTwoAndFour) {
 
 TEST(ShippedConfigs, AreAllInTheTests) {
   std::vector<std::string> names;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(std::string(SPILLWAY_SOURCE_DIR) + "/configs")) {
+  for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     names.push_back(entry.path().stem().string());
   }
   std::sort(names.begin(), names.end());
