@@ -5,7 +5,7 @@
 
 #include "spillway/capacity/controller.h"
 #include "spillway/model/decoder.h"
-#include "spillway/train/model_flops.h"
+#include "spillway/ops/save_names.h"
 
 namespace spillway::train {
 namespace {
@@ -30,11 +30,11 @@ int64_t kept_row_bytes(const config::Config& config) {
   const DType dtype = config::compute_dtype(config);
   int64_t bytes = 0;
   for (const std::string& name : config.recompute.save) {
-    if (name == "dispatch") {
+    if (name == ops::kSaveDispatch) {
       bytes += config.model.hidden * dtype_bytes(dtype) + dtype_bytes(accumulator_dtype(dtype));
     }
-    if (name == "expert_up") bytes += 2 * config.moe.ffn * dtype_bytes(dtype);
-    if (name == "expert_act") bytes += config.moe.ffn * dtype_bytes(dtype);
+    if (name == ops::kSaveExpertUp) bytes += 2 * config.moe.ffn * dtype_bytes(dtype);
+    if (name == ops::kSaveExpertAct) bytes += config.moe.ffn * dtype_bytes(dtype);
   }
   return bytes;
 }
@@ -46,6 +46,12 @@ std::string mib(int64_t bytes) {
 }
 
 }  // namespace
+
+int64_t capacity_sized_row_bytes(const config::Config& config) {
+  const DType dtype = config::compute_dtype(config);
+  const int64_t elements = 2 * config.model.hidden + 3 * config.moe.ffn;
+  return elements * dtype_bytes(dtype) + dtype_bytes(accumulator_dtype(dtype));
+}
 
 MemoryEstimate estimate_memory(const config::Config& config) {
   const DType dtype = config::compute_dtype(config);

@@ -16,10 +16,4 @@ double step_flops(const config::Config& config, int64_t world) {
   return 6.0 * tokens * (static_cast<double>(multiplied) + attention);
 }
 
-int64_t capacity_sized_row_bytes(const config::Config& config) {
-  const DType dtype = config::compute_dtype(config);
-  const int64_t elements = 2 * config.model.hidden + 3 * config.moe.ffn;
-  return elements * dtype_bytes(dtype) + dtype_bytes(accumulator_dtype(dtype));
-}
-
 }  // namespace spillway::train

@@ -12,7 +12,7 @@ namespace spillway::train {
 namespace {
 
 /// Everything that can be wrong before anything is allocated.
-std::string checked_config(const RunOptions& options, int world, RunDirLock& lock) {
+std::string checked_config(const RunOptions& options, int world, bool launched, RunDirLock& lock) {
   if (options.world > 0 && !options.validate) {
     throw ConfigError(str("--world ", options.world, ": allowed with --validate only"));
   }
@@ -30,6 +30,9 @@ std::string checked_config(const RunOptions& options, int world, RunDirLock& loc
     log::warning(warning);
   }
   if (!options.validate) {
+    if (config.parallel.transport == config::Transport::kMpi && !launched) {
+      throw ConfigError("parallel.transport: \"mpi\" needs mpirun; allowed without it: auto, self");
+    }
     lock = prepare_run_dir(config.run.dir, config.log.metrics);
     remove_fatal_mark(config.run.dir);
   }
@@ -45,7 +48,8 @@ config::Config shared_config(comm::Communicator& world, const RunOptions& option
   std::string text;
   if (world.rank() == 0) {
     try {
-      text = checked_config(options, world.size(), lock != nullptr ? *lock : held_here);
+      text = checked_config(options, world.size(), world.name() != "self",
+                            lock != nullptr ? *lock : held_here);
     } catch (const Error& error) {
       code = static_cast<int>(error.exit_code());
       text = error.what();

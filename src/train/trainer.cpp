@@ -10,6 +10,7 @@
 #include "spillway/optim/schedule.h"
 #include "spillway/train/ep_metrics.h"
 #include "spillway/train/evaluation.h"
+#include "spillway/train/memory_estimate.h"
 #include "spillway/train/model_flops.h"
 #include "spillway/train/replica_check.h"
 #include "spillway/train/version.h"
@@ -140,7 +141,7 @@ Trainer::StepResult Trainer::step(int64_t step) {
   }
   const bool updated = finite && agreement.skip == 0;
   if (updated) update(step, agreement);
-  StepResult result = describe(step, message, 0.0, updated);
+  StepResult result = describe(step, message, updated);
   result.reconfigures = capacity_.after_step(step, agreement);
   give_back_idle_memory(*ctx_.allocator());
   if (config_.train.check_replicas > 0 && step % config_.train.check_replicas == 0) {
@@ -158,8 +159,7 @@ Trainer::StepResult Trainer::step(int64_t step) {
   return result;
 }
 
-Trainer::StepResult Trainer::describe(int64_t step, const StepMessage& message, double step_ms,
-                                      bool updated) {
+Trainer::StepResult Trainer::describe(int64_t step, const StepMessage& message, bool updated) {
   const StepAgreement& agreement = message.agreement;
   StepResult result;
   result.agreement = agreement;
@@ -171,7 +171,6 @@ Trainer::StepResult Trainer::describe(int64_t step, const StepMessage& message, 
                    .grad_norm = agreement.grad_norm,
                    .lr = optim::learning_rate(config_.optim, step, config_.train.steps),
                    .tokens = tokens,
-                   .step_ms = step_ms,
                    .mem_peak_bytes = agreement.mem_peak_bytes,
                    .skipped = !updated};
   if (message.reports.empty()) return result;

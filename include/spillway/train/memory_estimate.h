@@ -7,6 +7,10 @@
 
 namespace spillway::train {
 
+/// Bytes that one slot of capacity costs in a MoE layer while the tape holds it: recv_tokens,
+/// recv_gate, the two projections' rows, the activation and the expert output.
+int64_t capacity_sized_row_bytes(const config::Config& config);
+
 /// Bytes of one rank, from the config alone: nothing is allocated.
 struct MemoryEstimate {
   int64_t weights = 0;

@@ -11,8 +11,4 @@ namespace spillway::train {
 /// attention, 6 x layers x heads x head_dim x seq x tokens. Nothing is taken off for drops.
 double step_flops(const config::Config& config, int64_t world);
 
-/// Bytes that one slot of capacity costs in a MoE layer while the tape holds it: recv_tokens,
-/// recv_gate, the two projections' rows, the activation and the expert output.
-int64_t capacity_sized_row_bytes(const config::Config& config);
-
 }  // namespace spillway::train

@@ -50,7 +50,7 @@ class Trainer {
  private:
   RankReport forward_backward(int64_t step);
   void update(int64_t step, const StepAgreement& agreement);
-  StepResult describe(int64_t step, const StepMessage& message, double step_ms, bool updated);
+  StepResult describe(int64_t step, const StepMessage& message, bool updated);
   void write(const StepResult& result);
   void evaluate_and_write(int64_t step);
   void show_progress(const StepResult& result) const;

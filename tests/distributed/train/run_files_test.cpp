@@ -168,6 +168,21 @@ TEST_F(SharedConfigTest, CommandLineWinsOverTheFile) {
   EXPECT_EQ(got.train.steps, 7);
 }
 
+TEST_F(SharedConfigTest, TransportMpiNeedsMpirun) {
+  if (!is_root()) return;
+  config::Config wanted = base_config();
+  wanted.parallel.ep = 1;
+  wanted.parallel.transport = config::Transport::kMpi;
+  const auto self = comm::make_self_communicator();
+  try {
+    shared_config(*self, options(config::to_json_text(wanted)));
+    ADD_FAILURE() << "taken without mpirun";
+  } catch (const SharedError& error) {
+    EXPECT_EQ(std::string(error.what()).find("parallel.transport: \"mpi\""), 0U) << error.what();
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+  }
+}
+
 TEST_F(SharedConfigTest, ValidatingMakesNothing) {
   RunOptions o = options(config::to_json_text(base_config()));
   o.validate = true;
