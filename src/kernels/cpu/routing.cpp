@@ -7,7 +7,7 @@
 namespace spillway::kernels::cpu {
 namespace {
 
-constexpr int32_t kNone = -1;
+constexpr int32_t kNoExpert = -1;
 
 /// Calls f with the C++ type of f32 or f64, the only two that routing knows.
 template <typename F>
@@ -48,25 +48,25 @@ void fill_gate(const A* logits, const A* probs, const int32_t* ids, int64_t k,
                const RoutingOptions& options, A* gate) {
   const A scale = static_cast<A>(options.scale);
   if (!weights_over_chosen(options, k)) {
-    for (int64_t j = 0; j < k; ++j) gate[j] = ids[j] == kNone ? A(0) : probs[ids[j]] * scale;
+    for (int64_t j = 0; j < k; ++j) gate[j] = ids[j] == kNoExpert ? A(0) : probs[ids[j]] * scale;
     return;
   }
   A largest = -std::numeric_limits<A>::infinity();
   for (int64_t j = 0; j < k; ++j) {
-    if (ids[j] != kNone && logits[ids[j]] > largest) largest = logits[ids[j]];
+    if (ids[j] != kNoExpert && logits[ids[j]] > largest) largest = logits[ids[j]];
   }
   A sum = 0;
   for (int64_t j = 0; j < k; ++j) {
-    gate[j] = ids[j] == kNone ? A(0) : fast_exp(logits[ids[j]] - largest);
+    gate[j] = ids[j] == kNoExpert ? A(0) : fast_exp(logits[ids[j]] - largest);
     sum += gate[j];
   }
-  for (int64_t j = 0; j < k; ++j) gate[j] = ids[j] == kNone ? A(0) : gate[j] / sum * scale;
+  for (int64_t j = 0; j < k; ++j) gate[j] = ids[j] == kNoExpert ? A(0) : gate[j] / sum * scale;
 }
 
 void check_ids(const char* op, const Tensor& topk_idx, int64_t num_experts) {
   const int32_t* ids = topk_idx.data<int32_t>();
   for (int64_t i = 0; i < topk_idx.numel(); ++i) {
-    SPILLWAY_CHECK(ids[i] >= kNone && ids[i] < num_experts, op, ": expert id ", ids[i],
+    SPILLWAY_CHECK(ids[i] >= kNoExpert && ids[i] < num_experts, op, ": expert id ", ids[i],
                    " at position ", i, " of topk_idx ", topk_idx.shape(), ", it must be in [0, ",
                    num_experts, ") or -1");
   }
@@ -113,7 +113,7 @@ struct BackwardRow {
     for (int64_t e = 0; e < num_experts; ++e) dlogits[e] = d_probs != nullptr ? d_probs[e] : A(0);
     if (!over_chosen) {
       for (int64_t j = 0; j < k; ++j) {
-        if (ids[j] != kNone) dlogits[ids[j]] += scale * d_gate[j];
+        if (ids[j] != kNoExpert) dlogits[ids[j]] += scale * d_gate[j];
       }
     }
     A dot = 0;
@@ -125,10 +125,10 @@ struct BackwardRow {
     if (over_chosen && scale != A(0)) {
       A mean = 0;
       for (int64_t j = 0; j < k; ++j) {
-        if (ids[j] != kNone) mean += gate[j] / scale * d_gate[j];
+        if (ids[j] != kNoExpert) mean += gate[j] / scale * d_gate[j];
       }
       for (int64_t j = 0; j < k; ++j) {
-        if (ids[j] != kNone) dlogits[ids[j]] += gate[j] * (d_gate[j] - mean);
+        if (ids[j] != kNoExpert) dlogits[ids[j]] += gate[j] * (d_gate[j] - mean);
       }
     }
   }
@@ -183,7 +183,7 @@ void count_experts(Context&, const Tensor& topk_idx, Tensor& counts) {
   if (topk_idx.numel() == 0 || counts.numel() == 0) return;
   int64_t* count = counts.data<int64_t>();
   for (const int32_t id : topk_idx.span<int32_t>()) {
-    if (id != kNone) ++count[id];
+    if (id != kNoExpert) ++count[id];
   }
 }
 
