@@ -2,6 +2,7 @@
 #include "spillway/train/run_summary.h"
 
 #include "spillway/train/memory_estimate.h"
+#include "spillway/train/model_flops.h"
 #include "support/train_fixture.h"
 
 namespace spillway::train {
