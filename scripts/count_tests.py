@@ -13,6 +13,8 @@ def count(log: str) -> tuple[int, int, int]:
     passed = failed = skipped = 0
     spoke = {}  # test number -> failures it reported itself
     for line in log.splitlines():
+        # mpirun runs its ranks on a terminal of its own: GoogleTest then colours what it says.
+        line = re.sub(r"\x1b\[[0-9;]*[mK]", "", line).rstrip()
         match = re.match(r"(\d+): (.*)", line)
         if match:
             number, text = int(match.group(1)), match.group(2)

@@ -70,7 +70,7 @@ fi
 
 step "done"
 if ((failed)); then
-  grep -hE '^[0-9]+: (\[  FAILED|\[rank [0-9]+ of|FAIL:|ERROR:)|Failure$|\*\*\*' "${trees[@]}" | head -n 60 || true
+  sed 's/\x1b\[[0-9;]*[mK]//g' "${trees[@]}" | grep -E '^[0-9]+: (\[  FAILED|\[rank [0-9]+ of|FAIL:|ERROR:)|Failure$|\*\*\*' | head -n 60 || true
   echo "full logs: ${trees[*]}"
 fi
 python3 scripts/count_tests.py "${trees[@]}"
