@@ -38,6 +38,7 @@ MoeOutput MoeLayer::operator()(Tape& tape, const Variable& x, const MoeCall& cal
                              .aux_loss = ops::scalar_value(routed.aux_loss.value()),
                              .z_loss = ops::scalar_value(routed.z_loss.value())});
   }
+  if (call.choices != nullptr && !tape.recomputing()) call.choices->push_back(routed.topk_idx);
   const Variable expert_out = experts_(tape, sent.recv_tokens, sent.recv_gate, sent.zones);
   Variable out = ops::combine(tape, call.session, sent.prepare.handle, expert_out);
   if (shared_) out = ops::add(tape, out, (*shared_)(tape, x));

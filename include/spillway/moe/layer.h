@@ -31,6 +31,8 @@ struct MoeCall {
   double token_scale = 1.0;  ///< one over the tokens of the step
   /// Gets a record a layer, in order; never twice for a recomputed layer. May be null.
   std::vector<LayerRecord>* records = nullptr;
+  /// Gets the chosen experts of a layer, i32 [T,K], likewise. May be null.
+  std::vector<Tensor>* choices = nullptr;
 };
 
 struct MoeOutput {
