@@ -247,6 +247,16 @@ void JsonlSink::write(const EvalRecord& record) {
   append_line(pending_, json);
 }
 
+void JsonlSink::write(const CheckpointRecord& record) {
+  Json json;
+  json["type"] = "checkpoint";
+  json["step"] = record.step;
+  json["path"] = record.path;
+  json["bytes"] = record.bytes;
+  json["write_ms"] = record.write_ms;
+  append_line(pending_, json);
+}
+
 void JsonlSink::write(const WarningRecord& record) {
   Json json;
   json["type"] = "warning";

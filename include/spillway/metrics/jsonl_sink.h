@@ -27,6 +27,7 @@ class JsonlSink {
   void write(const CountersRecord& record);
   void write(const ReconfigureRecord& record);
   void write(const EvalRecord& record);
+  void write(const CheckpointRecord& record);
   void write(const WarningRecord& record);
 
   /// Hands all lines to the system (call at the end of every step). DataError naming the path when

@@ -133,6 +133,14 @@ struct EvalRecord {
   std::optional<int64_t> dropped_assignments;
 };
 
+/// `type: "checkpoint"`: one was committed after this step.
+struct CheckpointRecord {
+  int64_t step = 0;
+  std::string path;     ///< its directory
+  int64_t bytes = 0;    ///< of all its files
+  double write_ms = 0;  ///< the world stood still for so long
+};
+
 /// `type: "warning"`.
 struct WarningRecord {
   std::optional<int64_t> step;  ///< null before the first step
