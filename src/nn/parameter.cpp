@@ -43,6 +43,24 @@ Shape ParameterSpec::local_shape(int64_t ep) const {
 ParameterStore::ParameterStore(Context& ctx, const std::vector<ParameterSpec>& specs, uint64_t seed,
                                int64_t ep, int64_t ep_rank) {
   if (specs.empty()) return;
+  allocate(ctx, specs, ep);
+  std::array<int64_t, 2> offset{};
+  for (const ParameterSpec& spec : specs) {
+    SPILLWAY_CHECK(!index_.contains(spec.name), "two parameters are named ", spec.name);
+    const Shape local = spec.local_shape(ep);
+    int64_t& begin = offset[static_cast<size_t>(spec.sync)];
+    Tensor value = flat_value(spec.sync).slice(begin, local);
+    Tensor gradient = flat_gradient(spec.sync).slice(begin, local);
+    const int64_t first = spec.sync == SyncGroup::kExpert ? ep_rank * local.numel() : 0;
+    initialise(spec, seed, first, value);
+    index_.emplace(spec.name, parameters_.size());
+    parameters_.push_back(
+        {spec, autograd::Variable::leaf(spec.name, value, gradient), value, gradient, begin});
+    begin += round_up(local.numel(), kGradientAlignment);
+  }
+}
+
+void ParameterStore::allocate(Context& ctx, const std::vector<ParameterSpec>& specs, int64_t ep) {
   const DType dtype = specs.front().dtype;
   std::array<int64_t, 2> size{};
   for (const ParameterSpec& spec : specs) {
@@ -51,22 +69,10 @@ ParameterStore::ParameterStore(Context& ctx, const std::vector<ParameterSpec>& s
     size[static_cast<size_t>(spec.sync)] +=
         round_up(spec.local_shape(ep).numel(), kGradientAlignment);
   }
-  for (size_t group = 0; group < flat_.size(); ++group) {
-    flat_[group] = Tensor::zeros(ctx, {size[group]}, accumulator_dtype(dtype), Purpose::kGradients);
-  }
-  std::array<int64_t, 2> offset{};
-  for (const ParameterSpec& spec : specs) {
-    SPILLWAY_CHECK(!index_.contains(spec.name), "two parameters are named ", spec.name);
-    const Shape local = spec.local_shape(ep);
-    Tensor value = Tensor::empty(ctx, local, spec.dtype, Purpose::kWeights);
-    const int64_t first = spec.sync == SyncGroup::kExpert ? ep_rank * local.numel() : 0;
-    initialise(spec, seed, first, value);
-    int64_t& begin = offset[static_cast<size_t>(spec.sync)];
-    Tensor gradient = flat_[static_cast<size_t>(spec.sync)].slice(begin, local);
-    index_.emplace(spec.name, parameters_.size());
-    parameters_.push_back(
-        {spec, autograd::Variable::leaf(spec.name, value, gradient), value, gradient, begin});
-    begin += round_up(local.numel(), kGradientAlignment);
+  for (size_t group = 0; group < size.size(); ++group) {
+    const Shape flat{size[group]};
+    values_[group] = Tensor::zeros(ctx, flat, dtype, Purpose::kWeights);
+    gradients_[group] = Tensor::zeros(ctx, flat, accumulator_dtype(dtype), Purpose::kGradients);
   }
 }
 
@@ -77,7 +83,7 @@ Parameter& ParameterStore::at(std::string_view name) {
 }
 
 void ParameterStore::zero_gradients() {
-  for (Tensor& gradient : flat_) {
+  for (Tensor& gradient : gradients_) {
     if (gradient.defined()) gradient.zero();
   }
 }

@@ -5,9 +5,11 @@
 
 namespace spillway::optim {
 
-AdamW::AdamW(Context& ctx, nn::ParameterStore& store, const OptimConfig& config)
-    : store_(store), config_(config) {
+AdamW::AdamW(Context& ctx, nn::ParameterStore& store, comm::Topology& topology,
+             const OptimConfig& config, bool zero)
+    : store_(store), topology_(topology), config_(config) {
   if (store.all().empty()) return;
+  SPILLWAY_CHECK(!zero, "parallel.zero 1 is not there yet");
   const DType dtype = store.all().front().spec.dtype;
   SPILLWAY_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, "AdamW trains f32 and bf16, not ",
                  dtype_name(dtype));
@@ -19,29 +21,36 @@ AdamW::AdamW(Context& ctx, nn::ParameterStore& store, const OptimConfig& config)
     flat.m = Tensor::zeros(ctx, shape, DType::kF32, Purpose::kOptimizer);
     flat.v = Tensor::zeros(ctx, shape, DType::kF32, Purpose::kOptimizer);
   }
-  for (nn::Parameter& parameter : store.all()) {
-    FlatState& flat = flat_[static_cast<size_t>(parameter.spec.sync)];
-    const int64_t begin = parameter.gradient_offset;
-    const Shape shape = parameter.value.shape();
-    State state{.master = own_master ? flat.master.slice(begin, shape) : parameter.value,
-                .m = flat.m.slice(begin, shape),
-                .v = flat.v.slice(begin, shape)};
-    if (own_master) kernels::cast(ctx, parameter.value, state.master);
-    states_.emplace(parameter.spec.name, std::move(state));
+  for (const nn::Parameter& parameter : store.all()) {
+    const bool dense = parameter.spec.sync == nn::SyncGroup::kDense;
+    const FlatState& flat = flat_[static_cast<size_t>(parameter.spec.sync)];
+    const int64_t offset = parameter.gradient_offset;
+    const Shape run{parameter.value.numel()};
+    StatePiece piece{
+        .parameter = &parameter,
+        .begin = 0,
+        .count = run.numel(),
+        .master = own_master ? flat.master.slice(offset, run) : parameter.value.slice(0, run),
+        .m = flat.m.slice(offset, run),
+        .v = flat.v.slice(offset, run),
+        .primary = (dense ? topology.world().rank() : topology.dp_rank()) == 0};
+    if (own_master) kernels::cast(ctx, parameter.value.view(run), piece.master);
+    pieces_.push_back(std::move(piece));
   }
 }
 
 void AdamW::step(Context& ctx, double lr, double grad_scale, int64_t step) {
   SPILLWAY_CHECK(step >= 1, "AdamW step ", step, ": steps count from 1");
-  Tensor none;
-  for (nn::Parameter& parameter : store_.all()) {
-    State& state = at(parameter.spec.name);
+  for (StatePiece& piece : pieces_) {
+    const nn::Parameter& parameter = *piece.parameter;
+    const Shape run{piece.count};
     // A f32 master is the value itself: there is nothing to round.
-    Tensor& weight = parameter.value.dtype() == DType::kF32 ? none : parameter.value;
-    kernels::adamw(ctx, {.master = state.master,
-                         .m = state.m,
-                         .v = state.v,
-                         .grad = parameter.gradient,
+    Tensor weight;
+    if (parameter.value.dtype() != DType::kF32) weight = parameter.value.slice(piece.begin, run);
+    kernels::adamw(ctx, {.master = piece.master,
+                         .m = piece.m,
+                         .v = piece.v,
+                         .grad = parameter.gradient.slice(piece.begin, run),
                          .weight = weight,
                          .lr = lr,
                          .beta1 = config_.beta1,
@@ -54,9 +63,11 @@ void AdamW::step(Context& ctx, double lr, double grad_scale, int64_t step) {
 }
 
 void AdamW::refresh_values(Context& ctx) {
-  for (nn::Parameter& parameter : store_.all()) {
-    if (parameter.value.dtype() == DType::kF32) continue;
-    kernels::cast(ctx, at(parameter.spec.name).master, parameter.value);
+  for (const StatePiece& piece : pieces_) {
+    const Tensor& value = piece.parameter->value;
+    if (value.dtype() == DType::kF32) continue;
+    Tensor part = value.slice(piece.begin, {piece.count});
+    kernels::cast(ctx, piece.master, part);
   }
 }
 
@@ -66,12 +77,6 @@ int64_t AdamW::bytes() const {
     for (const Tensor* tensor : {&flat.master, &flat.m, &flat.v}) sum += tensor->bytes();
   }
   return sum;
-}
-
-AdamW::State& AdamW::at(std::string_view name) {
-  const auto it = states_.find(name);
-  if (it == states_.end()) throw Error(str("the optimizer has no parameter '", name, "'"));
-  return it->second;
 }
 
 }  // namespace spillway::optim

@@ -59,7 +59,7 @@ Trainer::Trainer(Context& ctx, comm::Communicator& world, const config::Config& 
              model::parameter_specs(config::decoder_config(config), config::compute_dtype(config)),
              static_cast<uint64_t>(config.run.seed), config.parallel.ep, topology_.ep_rank()),
       decoder_(ctx, config::decoder_config(config), store_),
-      optimizer_(ctx, store_, config.optim),
+      optimizer_(ctx, store_, topology_, config.optim, false),
       sync_(store_, topology_),
       capacity_(ctx, topology_, config),
       train_data_(open_source(config, config.data.train, world)),

@@ -43,7 +43,7 @@ struct Parameter {
   autograd::Variable variable;
   Tensor value;     ///< what the model computes with; local shape, spec.dtype
   Tensor gradient;  ///< accumulator dtype, zeroed by zero_gradients, added to by backward
-  int64_t gradient_offset = 0;  ///< first element in ParameterStore::flat_gradient(spec.sync)
+  int64_t gradient_offset = 0;  ///< first element in flat_gradient and flat_value of spec.sync
 };
 
 /// The parameters of this rank in the order of their specs. Elements start as a function of
@@ -66,12 +66,18 @@ class ParameterStore {
   /// The gradients of one sync group in one flat tensor, in the order of the parameters; each
   /// parameter's gradient is a slice of it, starting at a multiple of kGradientAlignment elements
   /// (the gaps stay zero). One sum over ranks, one norm, one memset.
-  Tensor& flat_gradient(SyncGroup group) { return flat_[static_cast<size_t>(group)]; }
+  Tensor& flat_gradient(SyncGroup group) { return gradients_[static_cast<size_t>(group)]; }
+  /// The values of one sync group, in the parameters' dtype and with the offsets of
+  /// flat_gradient: `Parameter::value` is a slice of it. The gaps are zero.
+  Tensor& flat_value(SyncGroup group) { return values_[static_cast<size_t>(group)]; }
   static constexpr int64_t kGradientAlignment = 16;
 
  private:
+  void allocate(Context& ctx, const std::vector<ParameterSpec>& specs, int64_t ep);
+
   std::vector<Parameter> parameters_;
-  std::array<Tensor, 2> flat_;
+  std::array<Tensor, 2> gradients_;  // by sync group
+  std::array<Tensor, 2> values_;     // by sync group
   std::map<std::string, size_t, std::less<>> index_;
 };
 

@@ -22,7 +22,8 @@ double world_sum(RankModel& model, double value) {
 
 /// Steps on the gradients of all ranks together, in one process.
 void train_alone(nn::ParameterStore& store, Context& ctx, const OptimConfig& config, int world) {
-  AdamW adamw(ctx, store, config);
+  OneRank alone;
+  AdamW adamw(ctx, store, alone.topology, config, false);
   for (int step = 1; step <= kSteps; ++step) {
     fill_gradients(store, 0, [&](int64_t position, int64_t index) {
       // At ep = 1 every rank holds all experts, so that experts are summed over the world too.
@@ -45,7 +46,7 @@ TEST_P(StepAtEp, GivesTheModelOfOneProcess) {
   nn::ParameterStore alone(model.ctx, small_model(dtype), kModelSeed, 1, 0);
   train_alone(alone, model.ctx, config, world);
 
-  AdamW adamw(model.ctx, model.store, config);
+  AdamW adamw(model.ctx, model.store, model.topology, config, false);
   GradientSync sync(model.store, model.topology, 320);
   for (int step = 1; step <= kSteps; ++step) {
     fill_gradients(model.store, model.topology.ep_rank(), [&](int64_t position, int64_t index) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "model_fixture.h"
+#include "spillway/core/math.h"
 
 namespace spillway::model {
 namespace {
@@ -189,8 +190,12 @@ TEST(ParameterSpecs, AllocateNothing) {
   const auto specs = parameter_specs(tiny_config(), DType::kF32);
   EXPECT_EQ(ctx.allocator()->total().peak_bytes, 0);
   const nn::ParameterStore store(ctx, specs, 1, 1, 0);
-  EXPECT_EQ(ctx.allocator()->use(Purpose::kWeights).current_bytes,
-            4 * count_parameters(tiny_config()).total);
+  int64_t elements = 0;
+  for (const nn::ParameterSpec& spec : specs) {
+    elements += round_up(spec.shape.numel(), nn::ParameterStore::kGradientAlignment);
+  }
+  EXPECT_GE(elements, count_parameters(tiny_config()).total);
+  EXPECT_EQ(ctx.allocator()->use(Purpose::kWeights).current_bytes, 4 * elements);
 }
 
 TEST(ParameterSpecs, ADenseModelHasNoExperts) {

@@ -100,15 +100,34 @@ TEST_F(ParameterStoreTest, BF16IsTheF32ModelRounded) {
 
 class StoreDtype : public ::testing::TestWithParam<DType> {};
 
+TEST_P(StoreDtype, ValuesAreSlicesOfOneTensorAGroupWithTheOffsetsOfTheGradients) {
+  Context ctx;
+  ParameterStore store(ctx, some_specs(GetParam()), 1, 2, 0);
+  for (const SyncGroup group : {SyncGroup::kDense, SyncGroup::kExpert}) {
+    const Tensor& flat = store.flat_value(group);
+    EXPECT_EQ(flat.dtype(), GetParam());
+    EXPECT_EQ(flat.shape(), store.flat_gradient(group).shape());
+    std::vector<double> expected(static_cast<size_t>(flat.numel()), 0.0);  // the gaps
+    for (const Parameter& parameter : store.all()) {
+      if (parameter.spec.sync != group) continue;
+      EXPECT_TRUE(parameter.value.shares_storage(flat)) << parameter.spec.name;
+      EXPECT_EQ(parameter.variable.value().raw_data(), parameter.value.raw_data());
+      const std::vector<double> values = to_doubles(parameter.value);
+      std::copy(values.begin(), values.end(), expected.begin() + parameter.gradient_offset);
+    }
+    EXPECT_EQ(to_doubles(flat), expected);
+  }
+}
+
 TEST_P(StoreDtype, GradientsAreInTheAccumulatorDtypeAndCountedByPurpose) {
   Context ctx;
   ParameterStore store(ctx, some_specs(GetParam()), 1, 2, 0);
-  const int64_t elements = 5 * 3 + 4 * 3 * 2 + 7 + 4 * 1 * 5;
-  EXPECT_EQ(ctx.allocator()->use(Purpose::kWeights).current_bytes,
-            elements * dtype_bytes(GetParam()));
   // 15 -> 16 and 7 -> 16; 24 -> 32 and 20 -> 32.
+  constexpr int64_t kElements = 16 + 16 + 32 + 32;
+  EXPECT_EQ(ctx.allocator()->use(Purpose::kWeights).current_bytes,
+            kElements * dtype_bytes(GetParam()));
   EXPECT_EQ(ctx.allocator()->use(Purpose::kGradients).current_bytes,
-            (16 + 16 + 32 + 32) * dtype_bytes(accumulator_dtype(GetParam())));
+            kElements * dtype_bytes(accumulator_dtype(GetParam())));
   for (const Parameter& parameter : store.all()) {
     EXPECT_EQ(parameter.gradient.dtype(), accumulator_dtype(GetParam()));
     EXPECT_EQ(parameter.value.dtype(), GetParam());

@@ -31,12 +31,13 @@ class AdamWState : public testing::TestWithParam<DType> {
     }
   }
   Context ctx_;
+  OneRank alone_;
 };
 
 TEST_P(AdamWState, BytesAreWhatTheAllocatorCounts) {
   nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed, 1, 0);
   ASSERT_EQ(ctx_.allocator()->use(Purpose::kOptimizer).current_bytes, 0);
-  const AdamW adamw(ctx_, store, {});
+  const AdamW adamw(ctx_, store, alone_.topology, {}, false);
   const int64_t arrays = GetParam() == DType::kF32 ? 2 : 3;
   EXPECT_EQ(adamw.bytes(), arrays * 4 * kFlatElements);
   EXPECT_EQ(ctx_.allocator()->use(Purpose::kOptimizer).current_bytes, adamw.bytes());
@@ -44,36 +45,42 @@ TEST_P(AdamWState, BytesAreWhatTheAllocatorCounts) {
 
 TEST_P(AdamWState, MasterStartsAsTheValueAndMomentsAtZero) {
   nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed, 2, 1);
-  AdamW adamw(ctx_, store, {});
+  AdamW adamw(ctx_, store, alone_.topology, {}, false);
   for (nn::Parameter& p : store.all()) {
     const std::string& name = p.spec.name;
-    for (Tensor* state : {&adamw.master(name), &adamw.m(name), &adamw.v(name)}) {
-      EXPECT_EQ(state->shape(), p.value.shape()) << name;
+    const StatePiece& piece = piece_of(adamw, name);
+    EXPECT_TRUE(piece.primary) << name;
+    EXPECT_EQ(piece.begin, 0) << name;
+    EXPECT_EQ(piece.count, p.value.numel()) << name;
+    for (const Tensor* state : {&piece.master, &piece.m, &piece.v}) {
+      EXPECT_EQ(state->shape(), Shape({p.value.numel()})) << name;
       EXPECT_EQ(state->dtype(), DType::kF32) << name;
     }
-    EXPECT_EQ(adamw.master(name).shares_storage(p.value), GetParam() == DType::kF32) << name;
+    EXPECT_EQ(piece.master.shares_storage(p.value), GetParam() == DType::kF32) << name;
     for (int64_t i = 0; i < p.value.numel(); ++i) {
       const float value = GetParam() == DType::kF32 ? p.value.data<float>()[i]
                                                     : static_cast<float>(p.value.data<bf16>()[i]);
-      ASSERT_EQ(adamw.master(name).data<float>()[i], value) << name << " " << i;
-      ASSERT_EQ(adamw.m(name).data<float>()[i], 0.0F) << name << " " << i;
-      ASSERT_EQ(adamw.v(name).data<float>()[i], 0.0F) << name << " " << i;
+      ASSERT_EQ(piece.master.data<float>()[i], value) << name << " " << i;
+      ASSERT_EQ(piece.m.data<float>()[i], 0.0F) << name << " " << i;
+      ASSERT_EQ(piece.v.data<float>()[i], 0.0F) << name << " " << i;
     }
   }
 }
 
 TEST_P(AdamWState, ARestoredOneContinuesBitForBit) {
   nn::ParameterStore straight_store(ctx_, small_model(GetParam()), kModelSeed, 1, 0);
-  AdamW straight(ctx_, straight_store, {});
+  AdamW straight(ctx_, straight_store, alone_.topology, {}, false);
   train(straight_store, straight, 1, 4);
 
   nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed + 1, 1, 0);
-  AdamW restored(ctx_, store, {});
+  AdamW restored(ctx_, store, alone_.topology, {}, false);
   for (const nn::Parameter& p : store.all()) {
     const std::string& name = p.spec.name;
-    copy(straight.master(name), restored.master(name));
-    copy(straight.m(name), restored.m(name));
-    copy(straight.v(name), restored.v(name));
+    const StatePiece& from = piece_of(straight, name);
+    StatePiece to = piece_of(restored, name);
+    copy(from.master, to.master);
+    copy(from.m, to.m);
+    copy(from.v, to.v);
   }
   restored.refresh_values(ctx_);
   for (const nn::Parameter& p : store.all()) {
@@ -84,21 +91,15 @@ TEST_P(AdamWState, ARestoredOneContinuesBitForBit) {
   for (const nn::Parameter& p : store.all()) {
     const std::string& name = p.spec.name;
     EXPECT_TRUE(same_bits(p.value, straight_store.at(name).value)) << name;
-    EXPECT_TRUE(same_bits(restored.m(name), straight.m(name))) << name;
-    EXPECT_TRUE(same_bits(restored.v(name), straight.v(name))) << name;
+    EXPECT_TRUE(same_bits(piece_of(restored, name).m, piece_of(straight, name).m)) << name;
+    EXPECT_TRUE(same_bits(piece_of(restored, name).v, piece_of(straight, name).v)) << name;
   }
 }
 
-TEST_P(AdamWState, UnknownNamesAndStepsAreErrors) {
+TEST_P(AdamWState, StepsCountFromOne) {
   nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed, 1, 0);
-  AdamW adamw(ctx_, store, {});
+  AdamW adamw(ctx_, store, alone_.topology, {}, false);
   EXPECT_THROW(adamw.step(ctx_, 0.1, 1.0, 0), Error);
-  try {
-    adamw.v("no.such");
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("no.such"), std::string::npos) << error.what();
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, AdamWState, testing::Values(DType::kF32, DType::kBF16),
@@ -106,9 +107,10 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, AdamWState, testing::Values(DType::kF32, DType:
 
 TEST(AdamWStateOf, AnF64ModelIsRefused) {
   Context ctx;
+  OneRank alone;
   nn::ParameterStore store(ctx, small_model(DType::kF64), kModelSeed, 1, 0);
   try {
-    const AdamW adamw(ctx, store, {});
+    const AdamW adamw(ctx, store, alone.topology, {}, false);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("f64"), std::string::npos) << error.what();
@@ -117,13 +119,14 @@ TEST(AdamWStateOf, AnF64ModelIsRefused) {
 
 TEST(AdamWStateOf, AModelWithoutExpertsOrWithoutAnything) {
   Context ctx;
+  OneRank alone;
   nn::ParameterStore nothing(ctx, {}, kModelSeed, 1, 0);
-  AdamW of_nothing(ctx, nothing, {});
+  AdamW of_nothing(ctx, nothing, alone.topology, {}, false);
   of_nothing.step(ctx, 0.1, 1.0, 1);
   EXPECT_EQ(of_nothing.bytes(), 0);
 
   nn::ParameterStore dense(ctx, {spec_of("w", {2, 8}, DType::kF32)}, kModelSeed, 1, 0);
-  AdamW of_dense(ctx, dense, {});
+  AdamW of_dense(ctx, dense, alone.topology, {}, false);
   of_dense.step(ctx, 0.1, 1.0, 1);
   EXPECT_EQ(of_dense.bytes(), 2 * 4 * 16);
 }

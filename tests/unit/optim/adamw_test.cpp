@@ -59,12 +59,13 @@ TEST_P(AgainstReference, SeveralSteps) {
   config.beta2 = c.beta2;
   config.eps = c.eps;
   Context ctx;
+  OneRank alone;
   nn::ParameterStore store(ctx, small_model(c.dtype), kModelSeed, 2, 1);
   std::vector<Reference> reference;
   for_each_element(store, 1, [&](nn::Parameter& p, int64_t, int64_t i, int64_t) {
     reference.push_back({.master = value_at(p.value, i)});
   });
-  AdamW adamw(ctx, store, config);
+  AdamW adamw(ctx, store, alone.topology, config, false);
   const Rng rng(11);
   for (int64_t t = 1; t <= 12; ++t) {
     const double lr = 0.01 / static_cast<double>(t);
@@ -82,10 +83,11 @@ TEST_P(AgainstReference, SeveralSteps) {
   for_each_element(store, 1, [&](nn::Parameter& p, int64_t, int64_t i, int64_t) {
     const Reference& r = reference[k++];
     const std::string& name = p.spec.name;
-    ASSERT_NEAR(value_at(adamw.master(name), i), r.master, kWeightTolerance) << name << " " << i;
-    ASSERT_NEAR(value_at(adamw.m(name), i), r.m, kMomentTolerance) << name << " " << i;
-    ASSERT_NEAR(value_at(adamw.v(name), i), r.v, kMomentTolerance) << name << " " << i;
-    const auto master = static_cast<float>(value_at(adamw.master(name), i));
+    ASSERT_NEAR(value_at(piece_of(adamw, name).master, i), r.master, kWeightTolerance)
+        << name << " " << i;
+    ASSERT_NEAR(value_at(piece_of(adamw, name).m, i), r.m, kMomentTolerance) << name << " " << i;
+    ASSERT_NEAR(value_at(piece_of(adamw, name).v, i), r.v, kMomentTolerance) << name << " " << i;
+    const auto master = static_cast<float>(value_at(piece_of(adamw, name).master, i));
     const double rounded = c.dtype == DType::kF32 ? master : static_cast<float>(bf16(master));
     ASSERT_EQ(value_at(p.value, i), rounded) << name << " " << i;
   });
@@ -118,8 +120,9 @@ TEST_P(FirstStep, MovesByLrWhateverTheGradientsScale) {
   OptimConfig config;
   config.eps = 1e-30;
   Context ctx;
+  OneRank alone;
   nn::ParameterStore store(ctx, one_parameter(nn::Init::Kind::kZeros), 1, 1, 0);
-  AdamW adamw(ctx, store, config);
+  AdamW adamw(ctx, store, alone.topology, config, false);
   fill_gradients(store, 0, [&](int64_t, int64_t i) {
     return static_cast<float>((i % 2 == 0 ? 1.0 : -1.0) * scale * static_cast<double>(i + 1));
   });
@@ -141,8 +144,9 @@ TEST(AdamW, EpsIsAddedAfterTheRootAndTheBiasCorrection) {
   OptimConfig config;
   config.eps = 2.0;
   Context ctx;
+  OneRank alone;
   nn::ParameterStore store(ctx, one_parameter(nn::Init::Kind::kZeros), 1, 1, 0);
-  AdamW adamw(ctx, store, config);
+  AdamW adamw(ctx, store, alone.topology, config, false);
   fill_gradients(store, 0, [](int64_t, int64_t) { return 2.0F; });
   adamw.step(ctx, 0.5, 1.0, 1);
   EXPECT_NEAR(value_at(store.at("w").value, 0), -0.25, kFirstStepTolerance);
@@ -151,10 +155,11 @@ TEST(AdamW, EpsIsAddedAfterTheRootAndTheBiasCorrection) {
 TEST(AdamW, GradScaleIsAFactorOnGradients) {
   OptimConfig config;
   Context ctx;
+  OneRank alone;
   nn::ParameterStore store_a(ctx, small_model(), kModelSeed, 1, 0);
   nn::ParameterStore store_b(ctx, small_model(), kModelSeed, 1, 0);
-  AdamW a(ctx, store_a, config);
-  AdamW b(ctx, store_b, config);
+  AdamW a(ctx, store_a, alone.topology, config, false);
+  AdamW b(ctx, store_b, alone.topology, config, false);
   fill_gradients(store_a, 0, [](int64_t p, int64_t i) { return static_cast<float>(p + i % 7); });
   fill_gradients(store_b, 0,
                  [](int64_t p, int64_t i) { return 4.0F * static_cast<float>(p + i % 7); });
@@ -167,8 +172,9 @@ TEST(AdamW, GradScaleIsAFactorOnGradients) {
 
 TEST(AdamW, StepLeavesGradientsAlone) {
   Context ctx;
+  OneRank alone;
   nn::ParameterStore store(ctx, small_model(), kModelSeed, 1, 0);
-  AdamW adamw(ctx, store, {});
+  AdamW adamw(ctx, store, alone.topology, {}, false);
   const auto f = [](int64_t p, int64_t i) { return static_cast<float>(p * 100 + i); };
   fill_gradients(store, 0, f);
   adamw.step(ctx, 0.01, 0.5, 1);
@@ -185,19 +191,20 @@ TEST_P(Decay, WithoutGradientsShrinksMatricesAndOnlyThem) {
   constexpr double kLr = 0.125;
   constexpr int kSteps = 4;
   Context ctx;
+  OneRank alone;
   nn::ParameterStore store(ctx, small_model(GetParam()), kModelSeed, 1, 0);
   std::vector<double> start;
   for_each_element(store, 0, [&](nn::Parameter& p, int64_t, int64_t i, int64_t) {
     start.push_back(value_at(p.value, i));
   });
-  AdamW adamw(ctx, store, config);
+  AdamW adamw(ctx, store, alone.topology, config, false);
   for (int t = 1; t <= kSteps; ++t) adamw.step(ctx, kLr, 1.0, t);
   const double shrunk = std::pow(1.0 - kLr * config.weight_decay, kSteps);
   size_t k = 0;
   for_each_element(store, 0, [&](nn::Parameter& p, int64_t, int64_t i, int64_t) {
     const double factor = p.spec.decay ? shrunk : 1.0;
     const double tolerance = p.spec.decay ? kWeightTolerance * std::abs(start[k]) : 0.0;
-    ASSERT_NEAR(value_at(adamw.master(p.spec.name), i), start[k] * factor, tolerance)
+    ASSERT_NEAR(value_at(piece_of(adamw, p.spec.name).master, i), start[k] * factor, tolerance)
         << p.spec.name << " " << i;
     ++k;
   });
@@ -213,14 +220,15 @@ TEST(AdamW, Bf16StepsBelowTheRoundingAddUpInTheMaster) {
   OptimConfig config;
   config.weight_decay = 0.0;
   Context ctx;
+  OneRank alone;
   nn::ParameterStore store(ctx, one_parameter(nn::Init::Kind::kOnes, DType::kBF16), 1, 1, 0);
-  AdamW adamw(ctx, store, config);
+  AdamW adamw(ctx, store, alone.topology, config, false);
   fill_gradients(store, 0, [](int64_t, int64_t) { return 3.0F; });
   for (int t = 1; t <= 7; ++t) adamw.step(ctx, kLr, 1.0, t);
   EXPECT_EQ(value_at(store.at("w").value, 0), 1.0);
   for (int t = 8; t <= 9; ++t) adamw.step(ctx, kLr, 1.0, t);
   EXPECT_EQ(value_at(store.at("w").value, 0), 1.0 - 1.0 / 256);
-  EXPECT_NEAR(value_at(adamw.master("w"), 0), 1.0 - 9 * kLr, kWeightTolerance);
+  EXPECT_NEAR(value_at(piece_of(adamw, "w").master, 0), 1.0 - 9 * kLr, kWeightTolerance);
 }
 
 TEST(AdamW, ADistantGapOrNeighbourIsNotTouched) {
@@ -228,9 +236,10 @@ TEST(AdamW, ADistantGapOrNeighbourIsNotTouched) {
   OptimConfig config;
   config.weight_decay = 0.0;
   Context ctx;
+  OneRank alone;
   nn::ParameterStore store(ctx, small_model(), kModelSeed, 1, 0);
   nn::ParameterStore untouched(ctx, small_model(), kModelSeed, 1, 0);
-  AdamW adamw(ctx, store, config);
+  AdamW adamw(ctx, store, alone.topology, config, false);
   fill_gradients(store, 0, [](int64_t position, int64_t) { return position == 3 ? 1.0F : 0.0F; });
   adamw.step(ctx, 0.5, 1.0, 1);
   for_each_element(store, 0, [&](nn::Parameter& p, int64_t, int64_t i, int64_t) {

@@ -2,10 +2,14 @@
 // A model of six parameters for the tests of optim: dense and expert ones interleaved, sizes that
 // leave gaps in the flat layout, 4 experts so that ep may be 1, 2 or 4.
 
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "spillway/comm/topology.h"
 #include "spillway/nn/parameter.h"
+#include "spillway/optim/adamw.h"
 
 namespace spillway::optim {
 
@@ -33,6 +37,20 @@ inline std::vector<nn::ParameterSpec> small_model(DType dtype = DType::kF32) {
   specs[1].decay = false;
   specs[1].init.kind = nn::Init::Kind::kOnes;
   return specs;
+}
+
+/// A world of this process alone.
+struct OneRank {
+  std::unique_ptr<comm::Communicator> world = comm::make_self_communicator();
+  comm::Topology topology{*world, 1};
+};
+
+/// What this rank holds of `name`'s state; Error when that is nothing.
+inline const StatePiece& piece_of(const AdamW& adamw, std::string_view name) {
+  for (const StatePiece& piece : adamw.pieces()) {
+    if (piece.parameter->spec.name == name) return piece;
+  }
+  throw Error(str("no state of ", name, " here"));
 }
 
 /// Sets each gradient element to `f(position of its parameter, index in the whole model)`.
