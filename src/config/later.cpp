@@ -50,7 +50,6 @@ constexpr std::array kLaterKeys{
     without_field("capacity.cost", "[{}]"),
     without_field("capacity.shadow", "[[]]"),
     values("recompute.region", R"(["none","layer"])", R"(["moe"])"),
-    values("data.format", R"(["text"])", R"(["u16","u32"])"),
     only("checkpoint.every", "[0]"),
     only("checkpoint.resume", R"(["none"])"),
     without_field("log.trace", "[false]"),

@@ -43,9 +43,15 @@ void check_run(const RunConfig& run, const ValidateOptions& options) {
           "auto, cpu (this build has no CUDA; --validate takes cuda)");
 }
 
+// Ids of a text are known, those of a token file are held against the size as they are read.
+void check_vocabulary(int64_t vocab_size, data::TokenFormat format) {
+  const bool is_text = format == data::TokenFormat::kText;
+  require(vocab_size >= (is_text ? data::kTextVocabSize : 1), "model.vocab_size", vocab_size,
+          is_text ? str("at least ", data::kTextVocabSize, " for text (256 bytes, begin, end)")
+                  : std::string("at least 1"));
+}
+
 void check_model(const model::ModelConfig& model) {
-  require(model.vocab_size >= data::kTextVocabSize, "model.vocab_size", model.vocab_size,
-          str("at least ", data::kTextVocabSize, " for text (256 bytes, begin, end)"));
   at_least(1, "model.hidden", model.hidden);
   require(model.layers >= 1 && model.layers <= kMaxLayers, "model.layers", model.layers,
           str("1 to ", kMaxLayers));
@@ -206,6 +212,7 @@ std::vector<std::string> validate(const Config& config, int64_t world_size,
                                   const ValidateOptions& options) {
   SPILLWAY_CHECK(world_size >= 1, "world_size is ", world_size, "; allowed: >= 1");
   check_run(config.run, options);
+  check_vocabulary(config.model.vocab_size, config.data.format);
   check_model(config.model);
   check_moe(config.moe);
   check_parallel(config, world_size);

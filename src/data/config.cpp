@@ -1,7 +1,6 @@
 #include "spillway/data/config.h"
 
 #include "spillway/core/error.h"
-#include "spillway/data/token_file.h"
 
 namespace spillway::data {
 namespace {
@@ -22,7 +21,6 @@ void validate(const DataConfig& config) {
   }
   check_paths("train", config.train);
   check_paths("valid", config.valid);
-  check_format(config.format);
   if (config.seq < 1) {
     throw ConfigError(str("data.seq is ", config.seq, "; allowed: an integer of at least 1"));
   }

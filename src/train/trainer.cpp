@@ -36,7 +36,7 @@ void give_back_idle_memory(Allocator& allocator) {
 
 data::BatchSource open_source(const config::Config& c, const std::vector<std::string>& paths,
                               const comm::Communicator& world) {
-  return {data::TokenStream::open(paths, c.data.format),
+  return {data::TokenStream::open(paths, c.data.format, c.model.vocab_size),
           {.seq = c.data.seq,
            .shuffle = c.data.shuffle,
            .seed = static_cast<uint64_t>(c.run.seed),

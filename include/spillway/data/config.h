@@ -12,13 +12,15 @@ namespace spillway::data {
 /// How the bytes of a token file become ids.
 enum class TokenFormat {
   kText,  ///< UTF-8 bytes as ids 0..255; begin 256 and end 257 around every file
-  kU16,   ///< little-endian 16-bit ids (reserved, not read yet)
-  kU32,   ///< little-endian 32-bit ids (reserved, not read yet)
+  kU16,   ///< little-endian 16-bit ids, nothing added
+  kU32,   ///< little-endian 32-bit ids, nothing added
 };
 
 /// The formats that a config may name.
-inline constexpr std::array<std::pair<std::string_view, TokenFormat>, 1> kFormatChoices = {{
+inline constexpr std::array<std::pair<std::string_view, TokenFormat>, 3> kFormatChoices = {{
     {"text", TokenFormat::kText},
+    {"u16", TokenFormat::kU16},
+    {"u32", TokenFormat::kU32},
 }};
 
 /// Ids of the text format.
@@ -33,7 +35,7 @@ struct DataConfig {
   std::vector<std::string> train;
   /// Validation files, read in file order; empty = no evaluation.
   std::vector<std::string> valid;
-  /// "text" (u16 and u32 are to come).
+  /// "text": UTF-8 bytes; "u16", "u32": files of ids, each in [0, model.vocab_size).
   TokenFormat format = TokenFormat::kText;
   /// Inputs (and targets) a sequence, in tokens; at least 1.
   int64_t seq = 256;
@@ -51,8 +53,8 @@ void visit_fields(V& v, DataConfig& c) {
   v.field("shuffle", c.shuffle);
 }
 
-/// Throws ConfigError (JSON path, value, what is allowed): no training file, an empty path, a
-/// format that is not read yet, `seq` below 1. Opens no file.
+/// Throws ConfigError (JSON path, value, what is allowed): no training file, an empty path, `seq`
+/// below 1. Opens no file.
 void validate(const DataConfig& config);
 
 }  // namespace spillway::data

@@ -42,6 +42,7 @@ INSTANTIATE_TEST_SUITE_P(
         Good{"seq_is_max", {"data.seq=64"}}, Good{"beta_0", {"optim.beta1=0", "optim.beta2=0"}},
         Good{"no_clip", {"optim.clip=0"}}, Good{"head_dim_free", {"model.head_dim=6"}},
         Good{"hidden_not_split_but_head_dim", {"model.hidden=33", "model.head_dim=8"}},
+        Good{"token_files_of_a_small_vocabulary", {"data.format=u16", "model.vocab_size=1"}},
         Good{"no_replica_check", {"train.check_replicas=0"}},
         // Not a multiple of the alignment, but not in force either.
         Good{"fixed_slots_unused", {"capacity.fixed.slots=7"}},

@@ -79,18 +79,16 @@ TEST_P(DataConfigErrors, NameTheKeyAndWhatIsAllowed) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Keys, DataConfigErrors,
-    ::testing::Values(
-        BadConfig{"no_train", [](DataConfig& c) { c.train.clear(); }, "data.train "},
-        BadConfig{"empty_path",
-                  [](DataConfig& c) {
-                    c.train = {"a", ""};
-                  },
-                  "data.train[1] "},
-        BadConfig{"empty_valid_path", [](DataConfig& c) { c.valid = {""}; }, "data.valid[0] "},
-        BadConfig{"u16", [](DataConfig& c) { c.format = TokenFormat::kU16; }, "data.format "},
-        BadConfig{"u32", [](DataConfig& c) { c.format = TokenFormat::kU32; }, "data.format "},
-        BadConfig{"seq_0", [](DataConfig& c) { c.seq = 0; }, "data.seq "},
-        BadConfig{"seq_negative", [](DataConfig& c) { c.seq = -5; }, "data.seq "}),
+    ::testing::Values(BadConfig{"no_train", [](DataConfig& c) { c.train.clear(); }, "data.train "},
+                      BadConfig{"empty_path",
+                                [](DataConfig& c) {
+                                  c.train = {"a", ""};
+                                },
+                                "data.train[1] "},
+                      BadConfig{"empty_valid_path", [](DataConfig& c) { c.valid = {""}; },
+                                "data.valid[0] "},
+                      BadConfig{"seq_0", [](DataConfig& c) { c.seq = 0; }, "data.seq "},
+                      BadConfig{"seq_negative", [](DataConfig& c) { c.seq = -5; }, "data.seq "}),
     [](const auto& p) { return p.param.name; });
 
 }  // namespace

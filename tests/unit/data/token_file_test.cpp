@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <limits>
 #include <numeric>
 #include <type_traits>
@@ -14,11 +13,13 @@
 #include <vector>
 
 #include "spillway/core/error.h"
+#include "support/process_status.h"
 #include "support/temp_files.h"
 
 namespace spillway::data {
 namespace {
 
+using spillway::testing::status_kib;
 using spillway::testing::TempFiles;
 
 constexpr int32_t kB = kBeginToken, kE = kEndToken;
@@ -177,33 +178,9 @@ TEST(TokenStreamErrors, UnreadableFileIsNamed) {
 
 TEST(TokenStreamErrors, NoPathAtAll) { data_error({}); }
 
-TEST(TokenStreamErrors, OtherFormatsAreNotReadYet) {
-  const TempFiles files;
-  const auto path = files.write("a", "abcd");
-  for (const TokenFormat format : {TokenFormat::kU16, TokenFormat::kU32}) {
-    try {
-      TokenStream::open({path}, format);
-      ADD_FAILURE() << "accepted";
-    } catch (const ConfigError& error) {
-      EXPECT_EQ(std::string(error.what()).rfind("data.format ", 0), 0U) << error.what();
-    }
-  }
-}
-
 // A file far larger than memory should allow: opening must read nothing, reading only what it
 // asks for.
 constexpr int64_t kHugeBytes = int64_t{8} << 30;
-
-/// A line of /proc/self/status in KiB.
-int64_t status_kib(const std::string& key) {
-  std::ifstream in("/proc/self/status");
-  std::string word;
-  while (in >> word) {
-    int64_t value = -1;
-    if (word == key + ":" && in >> value) return value;
-  }
-  return -1;
-}
 
 TEST(HugeFile, OpensAtOnce) {
   const TempFiles files;
