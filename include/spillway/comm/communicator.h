@@ -20,6 +20,17 @@ struct Segment {
   int64_t bytes = 0;
 };
 
+/// Elements [begin, begin + count) of a flat tensor.
+struct Chunk {
+  int64_t begin = 0;
+  int64_t count = 0;
+  friend bool operator==(const Chunk&, const Chunk&) = default;
+};
+/// The chunk of rank `rank` when `numel` elements are split over `size` ranks: ceil(numel / size)
+/// elements each, in rank order; what is left for the last ranks may be less, or nothing. Throws
+/// Error for ranks that do not exist.
+Chunk chunk_of(int rank, int size, int64_t numel);
+
 /// A group of ranks. Errors throw CommError. Every call is a collective of the group unless its
 /// comment says otherwise; a rank with nothing to contribute calls it all the same.
 class Communicator {
@@ -44,9 +55,15 @@ class Communicator {
   /// addresses. A segment to oneself is an error (the caller copies). Empty segments are allowed
   /// and move nothing.
   virtual void exchange(std::span<const Segment> sends, std::span<const Segment> recvs) = 0;
-  /// In place sum of a f32 or f64 tensor. Addition is in rank order, so the bits are the same on
-  /// every rank and do not depend on a library's algorithm. Implemented over `exchange` and
-  /// `all_gather` in the base class.
+  /// In place sum of a f32 or f64 tensor of equal shape on every rank: this rank's `chunk_of` it
+  /// becomes the sum over the ranks, the other chunks stay as they are. Addition is in rank order,
+  /// so the bits do not depend on a library's algorithm. Needs workspace of about the tensor's own
+  /// size. Implemented over `exchange` in the base class, as are the two that follow.
+  virtual void reduce_scatter_sum(Context& ctx, Tensor& values);
+  /// In place: every rank's own `chunk_of` the tensor, of any dtype, goes to all ranks.
+  virtual void all_gather_chunks(Context& ctx, Tensor& values);
+  /// `reduce_scatter_sum`, then `all_gather_chunks`: the bits of the sum are the same on every
+  /// rank.
   virtual void all_reduce_sum(Context& ctx, Tensor& values);
   virtual void barrier() = 0;
   /// Ranks of equal `color` form a new group, ordered by `key`.
