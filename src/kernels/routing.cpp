@@ -34,10 +34,34 @@ void check_routing(Context& ctx, const char* op, const Tensor& logits, const Ten
   check_shape(op, {"probs", probs}, logits.shape());
 }
 
+void check_groups(const char* op, const RoutingOptions& options, int64_t num_experts,
+                  int64_t top_k) {
+  const int64_t groups = options.groups, chosen = options.topk_groups;
+  if (groups == 0 || groups == 1) return;
+  SPILLWAY_CHECK(groups > 0 && num_experts % groups == 0, op, ": ", groups, " groups of ",
+                 num_experts, " experts, it must be a divisor");
+  SPILLWAY_CHECK(chosen >= 1 && chosen <= groups && chosen * (num_experts / groups) >= top_k, op,
+                 ": topk_groups is ", chosen, " of ", groups, " groups of ", num_experts / groups,
+                 " experts, it must be in [1, ", groups, "] and hold ", top_k, " experts");
+}
+
 }  // namespace
 
 void route(Context& ctx, const RouteArgs& args) {
-  check_routing(ctx, "route", args.logits, args.topk_idx, args.gate, args.probs);
+  constexpr const char* kOp = "route";
+  check_routing(ctx, kOp, args.logits, args.topk_idx, args.gate, args.probs);
+  const RoutingOptions& options = args.options;
+  check_groups(kOp, options, args.logits.dim(1), args.topk_idx.dim(1));
+  if (args.bias.defined()) {
+    check_tensors(ctx, kOp, {{"bias", args.bias}});
+    check_dtype(kOp, {"bias", args.bias}, DType::kF32);
+    check_shape(kOp, {"bias", args.bias}, {args.logits.dim(1)});
+  }
+  SPILLWAY_CHECK(options.score != ScoreFunction::kSoftmax || options.softmax_before_topk ||
+                     (options.groups <= 1 && !args.bias.defined()),
+                 kOp,
+                 ": groups and a bias need scores of all experts: softmax_before_topk is "
+                 "false, it must be true");
   if (args.logits.numel() == 0) return;
   SPILLWAY_DISPATCH(ctx, route, args);
 }

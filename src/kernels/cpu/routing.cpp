@@ -2,7 +2,10 @@
 
 #include "parallel.h"
 #include "reduction_chunks.h"
+#include "scores.h"
+#include "scratch.h"
 #include "softmax_rows.h"
+#include "topk.h"
 
 namespace spillway::kernels::cpu {
 namespace {
@@ -19,23 +22,6 @@ void visit_accumulator(DType dtype, const F& f) {
   }
 }
 
-/// The k largest scores in descending order, ties to the lower id. `best` [k] holds the scores
-/// found so far: most candidates cost one comparison with the least of them.
-template <typename A>
-void select_topk(const A* scores, int64_t num_experts, int64_t k, int32_t* ids, A* best) {
-  for (int64_t e = 0; e < num_experts; ++e) {
-    const A score = scores[e];
-    if (e >= k && !(score > best[k - 1])) continue;
-    int64_t place = std::min(e, k - 1);
-    for (; place > 0 && best[place - 1] < score; --place) {
-      best[place] = best[place - 1];
-      ids[place] = ids[place - 1];
-    }
-    best[place] = score;
-    ids[place] = static_cast<int32_t>(e);
-  }
-}
-
 /// True when the weights are a softmax over the chosen logits. Probabilities divided by the sum of
 /// the chosen ones are just that (the sum over all experts cancels), and taken from the logits they
 /// cannot become 0 / 0 for ids whose probabilities underflow.
@@ -43,9 +29,14 @@ bool weights_over_chosen(const RoutingOptions& options, int64_t k) {
   return !options.softmax_before_topk || (options.normalize_topk && k > 1);
 }
 
+/// Scores that know one logit each have no such short cut; divided only when they are several.
+bool divides_by_sum(const RoutingOptions& options, int64_t k) {
+  return options.normalize_topk && k > 1;
+}
+
 template <typename A>
-void fill_gate(const A* logits, const A* probs, const int32_t* ids, int64_t k,
-               const RoutingOptions& options, A* gate) {
+void fill_softmax_gate(const A* logits, const A* probs, const int32_t* ids, int64_t k,
+                       const RoutingOptions& options, A* gate) {
   const A scale = static_cast<A>(options.scale);
   if (!weights_over_chosen(options, k)) {
     for (int64_t j = 0; j < k; ++j) gate[j] = ids[j] == kNoExpert ? A(0) : probs[ids[j]] * scale;
@@ -63,6 +54,19 @@ void fill_gate(const A* logits, const A* probs, const int32_t* ids, int64_t k,
   for (int64_t j = 0; j < k; ++j) gate[j] = ids[j] == kNoExpert ? A(0) : gate[j] / sum * scale;
 }
 
+template <typename A>
+void fill_score_gate(const A* scores, const int32_t* ids, int64_t k, const RoutingOptions& options,
+                     A* gate) {
+  A sum = 0;
+  for (int64_t j = 0; j < k; ++j) {
+    gate[j] = ids[j] == kNoExpert ? A(0) : scores[ids[j]];
+    sum += gate[j];
+  }
+  A factor = static_cast<A>(options.scale);
+  if (divides_by_sum(options, k)) factor /= sum + static_cast<A>(kScoreSumGuard);
+  for (int64_t j = 0; j < k; ++j) gate[j] *= factor;
+}
+
 void check_ids(const char* op, const Tensor& topk_idx, int64_t num_experts) {
   const int32_t* ids = topk_idx.data<int32_t>();
   for (int64_t i = 0; i < topk_idx.numel(); ++i) {
@@ -72,32 +76,91 @@ void check_ids(const char* op, const Tensor& topk_idx, int64_t num_experts) {
   }
 }
 
+/// Chooses for one token; `best` [k] is scratch.
+template <typename A>
+void choose_row(const A* scores, const float* bias, int64_t num_experts, int64_t k,
+                const RoutingOptions& options, const GroupScratch<A>& scratch, int32_t* ids,
+                A* best) {
+  auto choose = [&](const auto& score_of) {
+    if (options.groups <= 1) return offer_topk(score_of, 0, num_experts, 0, k, ids, best);
+    offer_topk_of_groups(score_of, num_experts, options.groups, options.topk_groups, k, ids, best,
+                         scratch);
+  };
+  if (bias == nullptr) return choose([scores](int64_t e) { return scores[e]; });
+  choose([scores, bias](int64_t e) { return scores[e] + static_cast<A>(bias[e]); });
+}
+
+/// Makes one token's probabilities, its choice and its weights.
+template <typename A>
+struct ForwardRow {
+  const A* logits;
+  const float* bias;  // may be null
+  int32_t* ids;
+  A* gate;
+  A* probs;
+  int64_t num_experts;
+  int64_t k;
+
+  void run(const RoutingOptions& options, bool choose, const GroupScratch<A>& scratch) const {
+    const bool softmax = options.score == ScoreFunction::kSoftmax;
+    if (softmax) {
+      softmax_row(logits, num_experts, probs);
+    } else {
+      score_row(options.score, logits, num_experts, probs);
+    }
+    if (choose) {
+      const A* const scores = softmax && !options.softmax_before_topk ? logits : probs;
+      choose_row(scores, bias, num_experts, k, options, scratch, ids, gate);
+    }
+    if (softmax) return fill_softmax_gate(logits, probs, ids, k, options, gate);
+    fill_score_gate(probs, ids, k, options, gate);
+    A sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t e = 0; e < num_experts; ++e) sum += probs[e];
+    const A divisor = sum + static_cast<A>(kScoreSumGuard);
+#pragma omp simd
+    for (int64_t e = 0; e < num_experts; ++e) probs[e] /= divisor;
+  }
+};
+
 /// Probabilities of each token, its choice when `choose`, and its weights.
 void fill_routing(Context& ctx, const RouteArgs& args, bool choose) {
   const int64_t num_experts = args.logits.dim(1);
   const int64_t k = args.topk_idx.dim(1);
   const RoutingOptions options = args.options;
+  const int64_t groups = choose && options.groups > 1 ? options.groups : 0;
   visit_accumulator(args.logits.dtype(), [&]<typename A>() {
-    const A* logits = args.logits.data<A>();
-    int32_t* ids = args.topk_idx.data<int32_t>();
-    A* gate = args.gate.data<A>();
-    A* probs = args.probs.data<A>();
-    parallel_rows(ctx, args.logits.dim(0), 8 * num_experts, [=](int64_t t) {
-      const A* logits_row = logits + t * num_experts;
-      A* probs_row = probs + t * num_experts;
-      softmax_row(logits_row, num_experts, probs_row);
-      if (choose) {
-        const A* scores = options.softmax_before_topk ? probs_row : logits_row;
-        select_topk(scores, num_experts, k, ids + t * k, gate + t * k);
-      }
-      fill_gate(logits_row, probs_row, ids + t * k, k, options, gate + t * k);
-    });
+    const ForwardRow<A> first{.logits = args.logits.data<A>(),
+                              .bias = args.bias.defined() ? args.bias.data<float>() : nullptr,
+                              .ids = args.topk_idx.data<int32_t>(),
+                              .gate = args.gate.data<A>(),
+                              .probs = args.probs.data<A>(),
+                              .num_experts = num_experts,
+                              .k = k};
+    parallel_ranges(ctx, args.logits.dim(0), 8 * num_experts,
+                    [=, &ctx](int64_t begin, int64_t end) {
+                      const ScratchArray<A> group_scores(ctx, 2 * groups);
+                      const ScratchArray<int32_t> group_ids(ctx, groups);
+                      const GroupScratch<A> scratch{group_scores.data(),
+                                                    group_scores.data() + groups, group_ids.data()};
+                      for (int64_t t = begin; t < end; ++t) {
+                        ForwardRow<A> row = first;
+                        row.logits += t * num_experts;
+                        row.ids += t * k;
+                        row.gate += t * k;
+                        row.probs += t * num_experts;
+                        row.run(options, choose, scratch);
+                      }
+                    });
   });
 }
 
 /// One token of route_backward. With w = gate / scale:
 ///   over the chosen: dlogit_j += w_j (g_j - sum_i w_i g_i), g = scale * d_gate;
 ///   probabilities:   dlogits = p (d - sum p d), d = d_probs + g at the chosen ids.
+/// Scores s of one logit each, r = s' / s, p = s / sum s: dlogits = r times the sum of
+///   weights:         w_j (g_j - sum_i w_i g_i), without the sum when they are not divided;
+///   probabilities:   p (d_probs - sum p d_probs).
 template <typename A>
 struct BackwardRow {
   const A* d_gate;
@@ -109,7 +172,7 @@ struct BackwardRow {
   int64_t num_experts;
   int64_t k;
 
-  void run(bool over_chosen, A scale, A z_factor) const {
+  void run_softmax(bool over_chosen, A scale, A z_factor) const {
     for (int64_t e = 0; e < num_experts; ++e) dlogits[e] = d_probs != nullptr ? d_probs[e] : A(0);
     if (!over_chosen) {
       for (int64_t j = 0; j < k; ++j) {
@@ -122,14 +185,37 @@ struct BackwardRow {
     const A shift = z_factor - dot;
 #pragma omp simd
     for (int64_t e = 0; e < num_experts; ++e) dlogits[e] = probs[e] * (dlogits[e] + shift);
-    if (over_chosen && scale != A(0)) {
-      A mean = 0;
-      for (int64_t j = 0; j < k; ++j) {
-        if (ids[j] != kNoExpert) mean += gate[j] / scale * d_gate[j];
-      }
-      for (int64_t j = 0; j < k; ++j) {
-        if (ids[j] != kNoExpert) dlogits[ids[j]] += gate[j] * (d_gate[j] - mean);
-      }
+    if (over_chosen) add_chosen(true, scale);
+  }
+
+  void run_scores(ScoreFunction score, const A* logits, bool divided, A scale, A z_factor) const {
+    A dot = 0;
+    if (d_probs != nullptr) {
+#pragma omp simd reduction(+ : dot)
+      for (int64_t e = 0; e < num_experts; ++e) dot += probs[e] * d_probs[e];
+    }
+    for (int64_t e = 0; e < num_experts; ++e) {
+      dlogits[e] = d_probs != nullptr ? probs[e] * (d_probs[e] - dot) : A(0);
+    }
+    add_chosen(divided, scale);
+    for (int64_t e = 0; e < num_experts; ++e) dlogits[e] *= log_score_slope(score, logits[e]);
+    if (z_factor == A(0)) return;
+    const A largest = row_max(logits, num_experts);
+    const A factor = z_factor / static_cast<A>(sum_exp(logits, num_experts, largest));
+#pragma omp simd
+    for (int64_t e = 0; e < num_experts; ++e) dlogits[e] += factor * fast_exp(logits[e] - largest);
+  }
+
+  /// dlogits_j += gate_j (d_gate_j - mean) at the chosen ids, mean 0 unless the weights were
+  /// divided by their sum.
+  void add_chosen(bool divided, A scale) const {
+    if (scale == A(0)) return;
+    A mean = 0;
+    for (int64_t j = 0; divided && j < k; ++j) {
+      if (ids[j] != kNoExpert) mean += gate[j] / scale * d_gate[j];
+    }
+    for (int64_t j = 0; j < k; ++j) {
+      if (ids[j] != kNoExpert) dlogits[ids[j]] += gate[j] * (d_gate[j] - mean);
     }
   }
 };
@@ -146,7 +232,9 @@ void route_given(Context& ctx, const RouteArgs& args) {
 void route_backward(Context& ctx, const RouteBackwardArgs& args) {
   const int64_t num_experts = args.logits.dim(1);
   const int64_t k = args.topk_idx.dim(1);
+  const ScoreFunction score = args.options.score;
   const bool over_chosen = weights_over_chosen(args.options, k);
+  const bool divided = divides_by_sum(args.options, k);
   const double z_scale = args.z_scale;
   visit_accumulator(args.logits.dtype(), [&]<typename A>() {
     const A* logits = args.logits.data<A>();
@@ -172,7 +260,11 @@ void route_backward(Context& ctx, const RouteBackwardArgs& args) {
         z_factor =
             static_cast<A>(2.0 * z_scale * log_sum_exp(logits + t * num_experts, num_experts));
       }
-      row.run(over_chosen, scale, z_factor);
+      if (score == ScoreFunction::kSoftmax) {
+        row.run_softmax(over_chosen, scale, z_factor);
+      } else {
+        row.run_scores(score, logits + t * num_experts, divided, scale, z_factor);
+      }
     });
   });
 }
