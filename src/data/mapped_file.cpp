@@ -35,7 +35,7 @@ class FileDescriptor {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) {
+MappedFile::MappedFile(const std::string& path, Access access) {
   // O_NONBLOCK: a pipe given by mistake must be refused below, not waited for.
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) fail(path, str("cannot be opened: ", std::strerror(errno)));
@@ -52,9 +52,10 @@ MappedFile::MappedFile(const std::string& path) {
   }
   data_ = static_cast<const uint8_t*>(mapping);
   size_bytes_ = info.st_size;
-  // Sequences are read in a shuffled order: read-ahead would only fill memory. A hint, so a
+  // Where sequences are read in a shuffled order, read-ahead would only fill memory. A hint, so a
   // refusal changes nothing but speed.
-  (void)::madvise(mapping, static_cast<size_t>(size_bytes_), MADV_RANDOM);
+  (void)::madvise(mapping, static_cast<size_t>(size_bytes_),
+                  access == Access::kRandom ? MADV_RANDOM : MADV_SEQUENTIAL);
 }
 
 MappedFile::~MappedFile() { unmap(); }
