@@ -79,14 +79,15 @@ ParameterCounts count_parameters(const DecoderConfig& config) {
   return counts;
 }
 
-DecoderLayer::DecoderLayer(const DecoderConfig& config, int64_t index, nn::ParameterStore& store)
+DecoderLayer::DecoderLayer(Context& ctx, const DecoderConfig& config, int64_t index,
+                           nn::ParameterStore& store)
     : norm_eps_(config.model.norm_eps),
       attention_norm_(store.at(layer_prefix(index) + "input_layernorm.weight").variable),
       ffn_norm_(store.at(layer_prefix(index) + "post_attention_layernorm.weight").variable),
       attention_(attention_config(config), layer_prefix(index) + "self_attn.", store) {
   const std::string prefix = layer_prefix(index) + "mlp.";
   if (config.is_moe(index)) {
-    moe_ = std::make_unique<moe::MoeLayer>(config.moe, index - config.model.first_dense_layers,
+    moe_ = std::make_unique<moe::MoeLayer>(ctx, config.moe, index - config.model.first_dense_layers,
                                            prefix, store);
   } else {
     dense_ = std::make_unique<nn::SwigluMlp>(prefix, store);
@@ -112,7 +113,20 @@ Decoder::Decoder(Context& ctx, const DecoderConfig& config, nn::ParameterStore& 
       embedding_(store.at(kEmbedding).variable),
       final_norm_(store.at(kFinalNorm).variable),
       output_(config.model.tie_embeddings ? embedding_ : store.at(kOutput).variable) {
-  for (int64_t i = 0; i < config.model.layers; ++i) layers_.emplace_back(config, i, store);
+  for (int64_t i = 0; i < config.model.layers; ++i) layers_.emplace_back(ctx, config, i, store);
+}
+
+std::vector<moe::SelectionBias> Decoder::selection_biases() const {
+  std::vector<moe::SelectionBias> biases;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const moe::MoeLayer* const layer = layers_[i].moe();
+    if (layer == nullptr || !layer->selection_bias().defined()) continue;
+    const auto index = static_cast<int64_t>(i);
+    biases.push_back({.name = layer_prefix(index) + "mlp.gate.e_score_correction_bias",
+                      .moe_layer = index - config_.model.first_dense_layers,
+                      .values = layer->selection_bias()});
+  }
+  return biases;
 }
 
 Variable Decoder::logits(Tape& tape, const Tensor& tokens, const moe::MoeCall& call,
@@ -120,10 +134,12 @@ Variable Decoder::logits(Tape& tape, const Tensor& tokens, const moe::MoeCall& c
   const int64_t batch = tokens.dim(0);
   SPILLWAY_CHECK(tokens.dim(1) <= config_.model.max_seq, "a sequence of ", tokens.dim(1),
                  " tokens, model.max_seq is ", config_.model.max_seq);
+  moe::MoeCall moe_call = call;
+  moe_call.seq = tokens.dim(1);
   Variable x = ops::embedding(tape, tokens, embedding_);
   for (const DecoderLayer& layer : layers_) {
-    auto body = [this, &layer, batch, call, &tape](const Variable& input) {
-      DecoderLayer::Output output = layer(tape, input, batch, rotary_, call);
+    auto body = [this, &layer, batch, moe_call, &tape](const Variable& input) {
+      DecoderLayer::Output output = layer(tape, input, batch, rotary_, moe_call);
       output.losses.insert(output.losses.begin(), output.x);
       return output.losses;
     };

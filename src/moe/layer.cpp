@@ -16,14 +16,20 @@ void MoeLayer::append_specs(const MoeConfig& config, int64_t hidden, double out_
   }
 }
 
-MoeLayer::MoeLayer(const MoeConfig& config, int64_t moe_layer, const std::string& prefix,
-                   nn::ParameterStore& store)
-    : moe_layer_(moe_layer), router_(config, prefix, store), experts_(prefix + "experts.", store) {
+MoeLayer::MoeLayer(Context& ctx, const MoeConfig& config, int64_t moe_layer,
+                   const std::string& prefix, nn::ParameterStore& store)
+    : moe_layer_(moe_layer),
+      router_(ctx, config, prefix, store),
+      experts_(prefix + "experts.", store) {
   if (config.shared_experts > 0) shared_.emplace(prefix + "shared_experts.", store);
 }
 
 MoeOutput MoeLayer::operator()(Tape& tape, const Variable& x, const MoeCall& call) const {
-  const ops::RouteResult routed = router_(tape, x, call.cell_scale, call.token_scale);
+  const ops::RouteResult routed = router_(tape, x,
+                                          {.cell_scale = call.cell_scale,
+                                           .token_scale = call.token_scale,
+                                           .seq = call.seq,
+                                           .world = call.world});
   const ops::DispatchOutput sent = ops::dispatch(tape, call.session,
                                                  {.layer = moe_layer_,
                                                   .micro_batch = call.micro_batch,

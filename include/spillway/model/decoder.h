@@ -6,6 +6,7 @@
 
 #include "spillway/model/config.h"
 #include "spillway/moe/layer.h"
+#include "spillway/moe/selection_bias.h"
 #include "spillway/nn/self_attention.h"
 #include "spillway/nn/swiglu_mlp.h"
 
@@ -28,13 +29,15 @@ ParameterCounts count_parameters(const DecoderConfig& config);
 /// network.
 class DecoderLayer {
  public:
-  DecoderLayer(const DecoderConfig& config, int64_t index, nn::ParameterStore& store);
+  DecoderLayer(Context& ctx, const DecoderConfig& config, int64_t index, nn::ParameterStore& store);
   struct Output {
     Variable x;
     std::vector<Variable> losses;  ///< aux and z of a MoE layer; empty of a dense one
   };
   Output operator()(Tape& tape, const Variable& x, int64_t batch, const nn::RotaryTable& rotary,
                     const moe::MoeCall& call) const;
+  /// Null for a dense layer.
+  const moe::MoeLayer* moe() const { return moe_.get(); }
 
  private:
   double norm_eps_;
@@ -64,6 +67,9 @@ class Decoder {
   Variable logits(Tape& tape, const Tensor& tokens, const moe::MoeCall& call,
                   std::vector<Variable>* losses) const;
   const DecoderConfig& config() const { return config_; }
+  /// One a MoE layer, in order; values share storage with the routers. Empty when
+  /// `moe.router.bias_update_rate` is 0.
+  std::vector<moe::SelectionBias> selection_biases() const;
 
  private:
   DecoderConfig config_;

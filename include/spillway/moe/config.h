@@ -5,18 +5,24 @@
 #include <string_view>
 #include <utility>
 
+#include "spillway/ops/route.h"
+
 namespace spillway::moe {
 
-enum class ScoreFunction { kSoftmax };
-enum class AuxLoss { kNone, kSwitch };
+using kernels::ScoreFunction;
+using ops::AuxLoss;
 enum class ForceRouting { kNone, kBalanced };
 
-inline constexpr std::array<std::pair<std::string_view, ScoreFunction>, 1> kScoreChoices{{
+inline constexpr std::array<std::pair<std::string_view, ScoreFunction>, 3> kScoreChoices{{
     {"softmax", ScoreFunction::kSoftmax},
+    {"sigmoid", ScoreFunction::kSigmoid},
+    {"sqrtsoftplus", ScoreFunction::kSqrtSoftplus},
 }};
-inline constexpr std::array<std::pair<std::string_view, AuxLoss>, 2> kAuxLossChoices{{
+inline constexpr std::array<std::pair<std::string_view, AuxLoss>, 4> kAuxLossChoices{{
     {"none", AuxLoss::kNone},
     {"switch", AuxLoss::kSwitch},
+    {"sequence", AuxLoss::kSequence},
+    {"global", AuxLoss::kGlobal},
 }};
 inline constexpr std::array<std::pair<std::string_view, ForceRouting>, 2> kForceChoices{{
     {"none", ForceRouting::kNone},
@@ -24,15 +30,24 @@ inline constexpr std::array<std::pair<std::string_view, ForceRouting>, 2> kForce
 }};
 
 struct RouterConfig {
-  /// Turns logits into scores.
+  /// Turns logits into scores: softmax over all experts; sigmoid, or sqrt(softplus), of each.
   ScoreFunction score = ScoreFunction::kSoftmax;
-  /// softmax over all experts, then top-k (transformers); false: over the chosen ones only.
+  /// softmax over all experts, then top-k (transformers); false: over the chosen ones only, which
+  /// goes with neither groups nor a selection bias. Without effect on other scores.
   bool softmax_before_topk = true;
   /// Divide a token's weights by their sum. No effect at top_k = 1.
   bool normalize_topk = true;
   /// Factor on the weights.
   double scale = 1.0;
-  /// Balance loss (Fedus et al. 2021), mean over (rank, micro-batch) cells; balanced = 1.
+  /// Groups of consecutive experts, of which a token uses the `topk_groups` best only
+  /// (DeepSeek-V3); 0 and 1: off.
+  int64_t groups = 1;
+  int64_t topk_groups = 1;
+  /// How far the selection bias of an expert moves a step, up when it got less than its share of
+  /// the step's assignments, down when more (Wang et al. 2024, arXiv 2408.15664); 0: no bias.
+  double bias_update_rate = 0.0;
+  /// Balance loss (Fedus et al. 2021), balanced = 1: over each (rank, micro-batch) cell ("switch"),
+  /// over each sequence, or with counts of a micro-batch over all ranks ("global").
   AuxLoss aux_loss = AuxLoss::kSwitch;
   /// Its coefficient, times the sum over MoE layers.
   double aux_coef = 0.01;
@@ -62,6 +77,9 @@ void visit_fields(V& v, RouterConfig& c) {
   v.field("softmax_before_topk", c.softmax_before_topk);
   v.field("normalize_topk", c.normalize_topk);
   v.field("scale", c.scale);
+  v.field("groups", c.groups);
+  v.field("topk_groups", c.topk_groups);
+  v.field("bias_update_rate", c.bias_update_rate);
   v.choice("aux_loss", c.aux_loss, kAuxLossChoices);
   v.field("aux_coef", c.aux_coef);
   v.field("z_coef", c.z_coef);

@@ -29,6 +29,9 @@ struct MoeCall {
   bool fused = false;
   double cell_scale = 1.0;   ///< one over (ranks x micro-batches) of the step
   double token_scale = 1.0;  ///< one over the tokens of the step
+  int64_t seq = 0;           ///< tokens of a sequence; the decoder fills it in
+  /// All ranks, for a balance term with counts over the world; null (evaluation): of this rank.
+  comm::Communicator* world = nullptr;
   /// Gets a record a layer, in order; never twice for a recomputed layer. May be null.
   std::vector<LayerRecord>* records = nullptr;
   /// Gets the chosen experts of a layer, i32 [T,K], likewise. May be null.
@@ -47,11 +50,14 @@ class MoeLayer {
   static void append_specs(const MoeConfig& config, int64_t hidden, double out_init_std,
                            const std::string& prefix, DType dtype,
                            std::vector<nn::ParameterSpec>& specs);
-  MoeLayer(const MoeConfig& config, int64_t moe_layer, const std::string& prefix,
+  MoeLayer(Context& ctx, const MoeConfig& config, int64_t moe_layer, const std::string& prefix,
            nn::ParameterStore& store);
 
   /// x [T,H]; T may be 0 and may differ between ranks.
   MoeOutput operator()(Tape& tape, const Variable& x, const MoeCall& call) const;
+
+  /// Undefined when not in use.
+  const Tensor& selection_bias() const { return router_.selection_bias(); }
 
  private:
   int64_t moe_layer_;

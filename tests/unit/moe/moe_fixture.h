@@ -64,7 +64,7 @@ struct TestLayer {
   Context ctx;
   spillway::testing::SelfSession self{ctx, ep_config(options)};
   nn::ParameterStore store{ctx, specs(options), 1, 1, 0};
-  MoeLayer layer{options.config, 0, "mlp.", store};
+  MoeLayer layer{ctx, options.config, 0, "mlp.", store};
   std::vector<LayerRecord> records;
   Variable x;
 };

@@ -25,7 +25,7 @@ class RouterTest : public ::testing::Test {
     nn::ParameterStore store(ctx_, specs, 1, 1, 0);
     if (zero_weight_) store.at("mlp.gate.weight").value.zero();
     Tape tape(ctx_, false);
-    return Router(config, "mlp.", store)(tape, Variable(x), 1.0, 1.0);
+    return Router(ctx_, config, "mlp.", store)(tape, Variable(x), {});
   }
   static std::vector<int64_t> counts(const ops::RouteResult& r, int64_t num_experts) {
     std::vector<int64_t> result(static_cast<size_t>(num_experts), 0);
