@@ -37,7 +37,6 @@ constexpr std::array kLaterKeys{
     without_field("moe.router.bias_update_rate", "[0]"),
     values("moe.router.aux_loss", R"(["none","switch"])", R"(["sequence","global"])"),
     values("parallel.transport", R"(["auto","self","mpi"])", R"(["nccl"])"),
-    without_field("parallel.zero", "[0]"),
     values("ep.drop_order", R"(["tail"])", R"(["fair","random","score"])"),
     without_field("ep.renormalize_kept", "[false]"),
     without_field("capacity.worst_case", "[{}]"),

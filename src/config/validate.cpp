@@ -98,6 +98,8 @@ void check_parallel(const Config& config, int64_t world_size) {
           str("a divisor of moe.experts = ", config.moe.experts));
   require(config.parallel.transport != Transport::kSelf || world_size == 1, "parallel.transport",
           "\"self\"", str("auto, mpi in a world of ", world_size, " ranks (self: 1 rank)"));
+  const int64_t zero = config.parallel.zero;
+  require(zero == 0 || zero == 1, "parallel.zero", zero, "0, 1");
   at_least(0, "ep.drop_seed", config.ep.drop_seed);
 }
 

@@ -13,8 +13,15 @@ double local_norm_squares(Context& ctx, nn::ParameterStore& store, nn::SyncGroup
 }
 
 double norm_squares_contribution(Context& ctx, nn::ParameterStore& store,
-                                 const comm::Topology& topology) {
+                                 const comm::Topology& topology, const BucketLayout& layout) {
   double sum = 0.0;
+  if (layout.sharded) {
+    for (const Bucket& bucket : layout.buckets) {
+      const Tensor& flat = store.flat_gradient(bucket.group);
+      sum += kernels::sum_squares(ctx, flat.slice(bucket.own.begin, {bucket.own.count}));
+    }
+    return sum;
+  }
   if (topology.world().rank() == 0) sum += local_norm_squares(ctx, store, nn::SyncGroup::kDense);
   if (topology.dp_rank() == 0) sum += local_norm_squares(ctx, store, nn::SyncGroup::kExpert);
   return sum;

@@ -1,33 +1,22 @@
 #include "spillway/optim/gradient_sync.h"
 
+#include <utility>
+
 namespace spillway::optim {
 
-GradientSync::GradientSync(nn::ParameterStore& store, comm::Topology& topology,
-                           int64_t bucket_bytes)
-    : store_(store), topology_(topology) {
-  SPILLWAY_CHECK(bucket_bytes >= 1, "gradient buckets of ", bucket_bytes, " bytes: at least 1");
-  make_buckets(nn::SyncGroup::kDense, bucket_bytes);
-  make_buckets(nn::SyncGroup::kExpert, bucket_bytes);
+GradientSync::GradientSync(nn::ParameterStore& store, comm::Topology& topology, BucketLayout layout)
+    : store_(store), topology_(topology), layout_(std::move(layout)) {
+  SPILLWAY_CHECK(layout_.bucket_of.size() == store.all().size(), "a bucket layout of ",
+                 layout_.bucket_of.size(), " parameters for a store of ", store.all().size());
+  for (size_t i = 0; i < store.all().size(); ++i) {
+    places_[store.all()[i].spec.name] = {.bucket = layout_.bucket_of[i]};
+  }
   reset();
 }
 
-void GradientSync::make_buckets(nn::SyncGroup group, int64_t bucket_bytes) {
-  const size_t first_of_group = buckets_.size();
-  for (const nn::Parameter& parameter : store_.all()) {
-    if (parameter.spec.sync != group) continue;
-    const int64_t begin = parameter.gradient_offset;
-    const int64_t end = begin + parameter.gradient.numel();
-    const int64_t element_bytes = dtype_bytes(parameter.gradient.dtype());
-    const bool fits = buckets_.size() > first_of_group &&
-                      (end - buckets_.back().begin) * element_bytes <= bucket_bytes;
-    if (!fits) buckets_.push_back({.group = group, .begin = begin});
-    Bucket& bucket = buckets_.back();
-    // Gaps between parameters are zero on every rank and cost less than a call of their own.
-    bucket.elements = end - bucket.begin;
-    ++bucket.num_parameters;
-    places_[parameter.spec.name] = {.bucket = buckets_.size() - 1};
-  }
-}
+GradientSync::GradientSync(nn::ParameterStore& store, comm::Topology& topology,
+                           int64_t bucket_bytes)
+    : GradientSync(store, topology, make_bucket_layout(store, topology, false, bucket_bytes)) {}
 
 void GradientSync::attach(autograd::Tape& tape) {
   tape.on_leaf_ready(
@@ -51,7 +40,7 @@ void GradientSync::on_leaf_ready(Context& ctx, std::string_view name) {
 }
 
 void GradientSync::finish(Context& ctx) {
-  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+  for (size_t bucket = 0; bucket < layout_.buckets.size(); ++bucket) {
     if (!summed_[bucket]) sum_over_ranks(ctx, bucket);
   }
   reset();
@@ -59,19 +48,22 @@ void GradientSync::finish(Context& ctx) {
 
 void GradientSync::sum_over_ranks(Context& ctx, size_t bucket) {
   summed_[bucket] = true;
-  const Bucket& b = buckets_[bucket];
-  comm::Communicator& group =
-      b.group == nn::SyncGroup::kDense ? topology_.world() : topology_.dp_group();
-  if (group.size() == 1) return;
+  const Bucket& b = layout_.buckets[bucket];
+  comm::Communicator& ranks = group_of(topology_, b.group);
+  if (ranks.size() == 1) return;
   Tensor slice = store_.flat_gradient(b.group).slice(b.begin, {b.elements});
-  group.all_reduce_sum(ctx, slice);
+  if (layout_.sharded) {
+    ranks.reduce_scatter_sum(ctx, slice);
+  } else {
+    ranks.all_reduce_sum(ctx, slice);
+  }
 }
 
 void GradientSync::reset() {
   last_micro_batch_ = false;
   waiting_for_.clear();
-  for (const Bucket& bucket : buckets_) waiting_for_.push_back(bucket.num_parameters);
-  summed_.assign(buckets_.size(), false);
+  for (const Bucket& bucket : layout_.buckets) waiting_for_.push_back(bucket.num_parameters);
+  summed_.assign(layout_.buckets.size(), false);
   for (auto& [name, place] : places_) place.ready = false;
 }
 

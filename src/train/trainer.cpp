@@ -59,8 +59,8 @@ Trainer::Trainer(Context& ctx, comm::Communicator& world, const config::Config& 
              model::parameter_specs(config::decoder_config(config), config::compute_dtype(config)),
              static_cast<uint64_t>(config.run.seed), config.parallel.ep, topology_.ep_rank()),
       decoder_(ctx, config::decoder_config(config), store_),
-      optimizer_(ctx, store_, topology_, config.optim, false),
-      sync_(store_, topology_),
+      optimizer_(ctx, store_, topology_, config.optim, config.parallel.zero == 1),
+      sync_(store_, topology_, optimizer_.layout()),
       capacity_(ctx, topology_, config),
       train_data_(open_source(config, config.data.train, world)),
       tape_(ctx) {
@@ -98,7 +98,8 @@ RankReport Trainer::forward_backward(int64_t step) {
   }
   sync_.finish(ctx_);
 
-  report.norm_squares = optim::norm_squares_contribution(ctx_, store_, topology_);
+  report.norm_squares =
+      optim::norm_squares_contribution(ctx_, store_, topology_, optimizer_.layout());
   report.finite = std::isfinite(report.loss_sum) ? 1 : 0;
   report.counters = ctx_.counters().total();
   report.backward_counters = ctx_.counters().backward();
@@ -140,13 +141,15 @@ Trainer::StepResult Trainer::step(int64_t step) {
                             "): lower optim.lr, or set train.on_nonfinite to \"skip\""));
   }
   const bool updated = finite && agreement.skip == 0;
+  const bool check = config_.train.check_replicas > 0 && step % config_.train.check_replicas == 0;
+  // Under ZeRO-1 the update makes values equal again: what differs shows before it only.
+  const bool sharded = optimizer_.layout().sharded;
+  if (check && sharded) check_replicas(store_, topology_);
   if (updated) update(step, agreement);
   StepResult result = describe(step, message, updated);
   result.reconfigures = capacity_.after_step(step, agreement);
   give_back_idle_memory(*ctx_.allocator());
-  if (config_.train.check_replicas > 0 && step % config_.train.check_replicas == 0) {
-    check_replicas(store_, topology_);
-  }
+  if (check && !sharded) check_replicas(store_, topology_);
   stop_ = agreement.stop != 0;
   if (agreement.checkpoint != 0 && world_.rank() == 0) {
     log::warning("asked for a checkpoint at step ", step, ": this version writes none");

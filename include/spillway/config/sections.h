@@ -76,6 +76,9 @@ struct ParallelConfig {
   /// Ranks that together hold one copy of all experts; divides the world. dp = world / ep.
   int64_t ep = 1;
   Transport transport = Transport::kAuto;
+  /// 1: ZeRO-1, the optimizer's state is spread over the ranks that share it (dense parameters: the
+  /// world, experts: the dp ranks). 0: every rank has all of the state of its parameters.
+  int64_t zero = 0;
 };
 
 /// The section `ep`.
@@ -143,6 +146,7 @@ template <class V>
 void visit_fields(V& v, ParallelConfig& c) {
   v.field("ep", c.ep);
   v.choice("transport", c.transport, kTransportChoices);
+  v.field("zero", c.zero);
 }
 
 template <class V>

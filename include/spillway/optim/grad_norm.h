@@ -4,6 +4,7 @@
 
 #include "spillway/comm/topology.h"
 #include "spillway/nn/parameter.h"
+#include "spillway/optim/bucket_layout.h"
 
 namespace spillway::optim {
 
@@ -12,11 +13,14 @@ namespace spillway::optim {
 /// finite exactly when one of them is not.
 double local_norm_squares(Context& ctx, nn::ParameterStore& store, nn::SyncGroup group);
 
-/// What this rank adds to norm^2. Summed over the world it counts dense parameters once (rank 0)
-/// and the experts of one full EP group once (the ranks of the first group). No collective: the sum
-/// travels in the step's world message.
+/// What this rank adds to norm^2. Summed over the world it counts every element of the model once:
+/// dense parameters on rank 0 and the experts of one full EP group on the ranks of the first group,
+/// or, with a sharded layout, each shard on its owner (the only rank that has its sum). So a value
+/// that is not finite is seen wherever it is. No collective: the sum travels in the step's world
+/// message. The order of the additions follows the layout, so sharded and whole norms are equal to
+/// rounding in f64.
 double norm_squares_contribution(Context& ctx, nn::ParameterStore& store,
-                                 const comm::Topology& topology);
+                                 const comm::Topology& topology, const BucketLayout& layout);
 
 /// Factor on gradients: min(1, clip / norm), exactly; no epsilon is added to the norm, so a clipped
 /// gradient has the norm `clip` to rounding. 1 when clip is 0 (no clipping) or norm is 0. Throws

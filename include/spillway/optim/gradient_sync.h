@@ -10,35 +10,30 @@
 #include "spillway/autograd/tape.h"
 #include "spillway/comm/topology.h"
 #include "spillway/nn/parameter.h"
+#include "spillway/optim/bucket_layout.h"
 
 namespace spillway::optim {
 
 /// Sums dense gradients over the world and expert gradients over the dp ranks of the same EP index:
 /// never averaged, since every loss term carries its global denominator already.
 ///
-/// The gradients of a sync group are cut into buckets, runs of whole parameters in the order of the
-/// store. In the last micro-batch of a step a bucket is summed as soon as backward has walked the
-/// last use of all of its parameters. Tapes are equal on all ranks, so the sums (and the transports
-/// of expert parallelism between them) are issued in one order everywhere. The result does not
-/// depend on the buckets: each element is added over the ranks in rank order.
+/// In the last micro-batch of a step a bucket of the layout is summed as soon as backward has
+/// walked the last use of all of its parameters. Tapes are equal on all ranks, so the sums (and the
+/// transports of expert parallelism between them) are issued in one order everywhere. The result
+/// does not depend on the buckets: each element is added over the ranks in rank order.
+///
+/// With a sharded layout every rank gets the sums of what it owns and nothing else: the rest of the
+/// gradients is unspecified after `finish`, and nothing may read it before `zero_gradients`.
 ///
 ///   sync.attach(tape);
 ///   for each micro-batch { if (last) sync.begin_last_micro_batch(); forward; tape.backward(loss);
 ///   } sync.finish(ctx);
 class GradientSync {
  public:
-  static constexpr int64_t kDefaultBucketBytes = int64_t{4} << 20;
-
-  /// A run of whole parameters, `elements` long from element `begin` of flat_gradient(group).
-  struct Bucket {
-    nn::SyncGroup group = nn::SyncGroup::kDense;
-    int64_t begin = 0;
-    int64_t elements = 0;
-    int64_t num_parameters = 0;
-  };
-
-  /// Keeps references to both, which must outlive it. A parameter larger than `bucket_bytes` is a
-  /// bucket of its own. Throws Error when bucket_bytes < 1.
+  /// Keeps references to `store` and `topology`, which must outlive it. `layout` is of the two;
+  /// AdamW::layout() when there is an optimizer.
+  GradientSync(nn::ParameterStore& store, comm::Topology& topology, BucketLayout layout);
+  /// Whole sums, in buckets of `bucket_bytes`.
   GradientSync(nn::ParameterStore& store, comm::Topology& topology,
                int64_t bucket_bytes = kDefaultBucketBytes);
   GradientSync(const GradientSync&) = delete;
@@ -57,21 +52,19 @@ class GradientSync {
   /// `begin_last_micro_batch`), then is ready for the next step. Collective.
   void finish(Context& ctx);
 
-  /// Dense buckets first, each group in the order of its parameters. The same on every rank.
-  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const BucketLayout& layout() const { return layout_; }
 
  private:
   struct Place {
     size_t bucket = 0;
     bool ready = false;
   };
-  void make_buckets(nn::SyncGroup group, int64_t bucket_bytes);
   void sum_over_ranks(Context& ctx, size_t bucket);
   void reset();
 
   nn::ParameterStore& store_;
   comm::Topology& topology_;
-  std::vector<Bucket> buckets_;
+  BucketLayout layout_;
   std::map<std::string, Place, std::less<>> places_;
   std::vector<int64_t> waiting_for_;  // a bucket: parameters that are not ready
   std::vector<bool> summed_;          // a bucket

@@ -35,7 +35,7 @@ class NormAtEp : public testing::TestWithParam<int> {};
 TEST_P(NormAtEp, ContributionsAddUpToTheWholeModel) {
   RankModel model(GetParam());
   fill_gradients(model.store, model.topology.ep_rank(), whole_gradient);
-  const double mine = norm_squares_contribution(model.ctx, model.store, model.topology);
+  const double mine = norm_squares_contribution(model.ctx, model.store, model.topology, {});
   const double expected = squares_of(nn::SyncGroup::kDense) + squares_of(nn::SyncGroup::kExpert);
   EXPECT_EQ(sum_over_world(model, mine), expected);
 }
@@ -50,7 +50,7 @@ TEST_P(NormAtEp, OnlyTheFirstEpGroupContributesAndOnlyRank0ItsDensePart) {
   if (model.world->rank() < GetParam()) {
     expected += local_norm_squares(model.ctx, model.store, nn::SyncGroup::kExpert);
   }
-  EXPECT_EQ(norm_squares_contribution(model.ctx, model.store, model.topology), expected);
+  EXPECT_EQ(norm_squares_contribution(model.ctx, model.store, model.topology, {}), expected);
 }
 
 TEST_P(NormAtEp, ABadExpertIsSeenInTheNormOfTheWorld) {
@@ -58,7 +58,7 @@ TEST_P(NormAtEp, ABadExpertIsSeenInTheNormOfTheWorld) {
   fill_gradients(model.store, model.topology.ep_rank(), whole_gradient);
   const bool owner = model.topology.ep_rank() == model.topology.ep() - 1;
   if (owner) model.store.at("down").gradient.data<float>()[7] = INFINITY;
-  const double mine = norm_squares_contribution(model.ctx, model.store, model.topology);
+  const double mine = norm_squares_contribution(model.ctx, model.store, model.topology, {});
   EXPECT_FALSE(std::isfinite(sum_over_world(model, mine)));
 }
 

@@ -72,18 +72,18 @@ TEST_P(ExactSums, DenseOverTheWorldExpertsOverTheDpRanks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Worlds, ExactSums,
-    testing::Combine(testing::ValuesIn(ep_sizes()),
-                     testing::Values<int64_t>(1, 320, GradientSync::kDefaultBucketBytes)),
-    [](const auto& test) {
-      return str("ep", std::get<0>(test.param), "_bytes", std::get<1>(test.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Worlds, ExactSums,
+                         testing::Combine(testing::ValuesIn(ep_sizes()),
+                                          testing::Values<int64_t>(1, 320, kDefaultBucketBytes)),
+                         [](const auto& test) {
+                           return str("ep", std::get<0>(test.param), "_bytes",
+                                      std::get<1>(test.param));
+                         });
 
 class SyncAtEp : public testing::TestWithParam<int> {};
 
 TEST_P(SyncAtEp, AnyBucketSizeGivesTheSameBits) {
-  const auto expected = synced_bits(GetParam(), GradientSync::kDefaultBucketBytes, {});
+  const auto expected = synced_bits(GetParam(), kDefaultBucketBytes, {});
   for (const int64_t bucket_bytes : {int64_t{1}, int64_t{100}, int64_t{320}, int64_t{1000}}) {
     EXPECT_EQ(synced_bits(GetParam(), bucket_bytes, kBackwardOrder), expected) << bucket_bytes;
   }

@@ -61,8 +61,8 @@ TEST_P(StepAtEp, GivesTheModelOfOneProcess) {
       return sum;
     });
     sync.finish(model.ctx);
-    const double squares =
-        world_sum(model, norm_squares_contribution(model.ctx, model.store, model.topology));
+    const double squares = world_sum(
+        model, norm_squares_contribution(model.ctx, model.store, model.topology, adamw.layout()));
     adamw.step(model.ctx, 0.01, clip_scale(std::sqrt(squares), config.clip), step);
   }
 

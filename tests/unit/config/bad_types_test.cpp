@@ -143,7 +143,6 @@ INSTANTIATE_TEST_SUITE_P(
                  "moe.router.aux_loss",
                  "\"global\"",
                  {"this version"}},
-        BadValue{"zero", {"parallel.zero=1"}, "parallel.zero", "1", {"0", "this version"}},
         BadValue{"nccl",
                  {"parallel.transport=nccl"},
                  "parallel.transport",

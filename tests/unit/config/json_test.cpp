@@ -33,7 +33,7 @@ INSTANTIATE_TEST_SUITE_P(
         std::vector<std::string>{"train.steps=9223372036854775807", "run.seed=0"},
         std::vector<std::string>{"run.device=cuda", "run.dtype=bf16", "log.level=off"},
         std::vector<std::string>{"model.rope_theta=1000000", "model.norm_eps=1e-5"},
-        std::vector<std::string>{"parallel.zero=0", "capacity.shadow=[]", "log.trace=false"}));
+        std::vector<std::string>{"parallel.zero=1", "capacity.shadow=[]", "log.trace=false"}));
 
 TEST(RoundTrip, DoublesKeepEveryBit) {
   Config config;

@@ -57,7 +57,7 @@ const std::vector<Key> kKeys{
     {"moe.router.force", "\"balanced\""},
     {"parallel.ep", "2"},
     {"parallel.transport", "\"mpi\""},
-    {"parallel.zero", "0", false},
+    {"parallel.zero", "1"},
     {"ep.drop_order", "\"tail\""},
     {"ep.drop_seed", "5"},
     {"ep.fused_prepare", "true"},

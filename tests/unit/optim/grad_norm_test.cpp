@@ -36,7 +36,7 @@ TEST_P(NormOf, SquaresAreExactAndByGroup) {
 
   const auto self = comm::make_self_communicator();
   const comm::Topology topology(*self, 1);
-  EXPECT_EQ(norm_squares_contribution(ctx_, store_, topology), dense + expert);
+  EXPECT_EQ(norm_squares_contribution(ctx_, store_, topology, {}), dense + expert);
 }
 
 TEST_P(NormOf, LargeGradientsDoNotOverflow) {

@@ -100,7 +100,7 @@ TEST_P(BucketSize, EveryParameterIsInOneBucketOfItsGroup) {
     FakeRanks s(GetParam(), 4, 2, dtype);
     const int64_t element_bytes = dtype_bytes(accumulator_dtype(dtype));
     int64_t num_parameters = 0;
-    for (const GradientSync::Bucket& bucket : s.sync.buckets()) {
+    for (const Bucket& bucket : s.sync.layout().buckets) {
       num_parameters += bucket.num_parameters;
       const bool small = bucket.elements * element_bytes <= GetParam();
       EXPECT_TRUE(small || bucket.num_parameters == 1) << bucket.begin;
@@ -108,7 +108,7 @@ TEST_P(BucketSize, EveryParameterIsInOneBucketOfItsGroup) {
     EXPECT_EQ(num_parameters, 6);
     for (const nn::Parameter& p : s.store.all()) {
       int found = 0;
-      for (const GradientSync::Bucket& bucket : s.sync.buckets()) {
+      for (const Bucket& bucket : s.sync.layout().buckets) {
         found += bucket.group == p.spec.sync && bucket.begin <= p.gradient_offset &&
                  p.gradient_offset + p.gradient.numel() <= bucket.begin + bucket.elements;
       }
@@ -118,8 +118,7 @@ TEST_P(BucketSize, EveryParameterIsInOneBucketOfItsGroup) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Bytes, BucketSize,
-                         testing::Values(1, 215, 216, kTwoDenseBuckets, 1000,
-                                         GradientSync::kDefaultBucketBytes),
+                         testing::Values(1, 215, 216, kTwoDenseBuckets, 1000, kDefaultBucketBytes),
                          [](const auto& test) { return std::to_string(test.param); });
 
 TEST(GradientSync, BucketsFillUpInParameterOrder) {
@@ -131,13 +130,13 @@ TEST(GradientSync, BucketsFillUpInParameterOrder) {
 
 TEST(GradientSync, ABucketSizeHoldsExactlyWhatFits) {
   FakeRanks fits(216);  // embed, its gap and norm: 54 elements of 4 bytes
-  EXPECT_EQ(fits.sync.buckets().front().elements, 54);
+  EXPECT_EQ(fits.sync.layout().buckets.front().elements, 54);
   FakeRanks too_small(215);
-  EXPECT_EQ(too_small.sync.buckets().front().elements, 42);
+  EXPECT_EQ(too_small.sync.layout().buckets.front().elements, 42);
 }
 
 TEST(GradientSync, TheDefaultHoldsASmallModelInOneBucketAGroup) {
-  FakeRanks s(GradientSync::kDefaultBucketBytes);
+  FakeRanks s(kDefaultBucketBytes);
   s.sync.finish(s.ctx);
   EXPECT_EQ(s.calls, (std::vector<Call>{{"world", 0, 138}, {"dp", 0, 188}}));
 }
