@@ -60,6 +60,7 @@ TEST_P(ShippedConfigs, HaveThePublishedNumberOfParameters) {
 
 INSTANTIATE_TEST_SUITE_P(Files, ShippedConfigs,
                          ::testing::Values(Shipped{"demo", 4, 0, 0}, Shipped{"tiny", 1, 0, 0},
+                                           Shipped{"bench-cpu", 1, 0, 0},
                                            Shipped{"olmoe-1b-7b", 8, 6.92, 1.28},
                                            Shipped{"qwen3-30b-a3b", 8, 30.5, 3.35},
                                            Shipped{"mixtral-8x7b", 8, 46.7, 12.9}),
@@ -82,8 +83,8 @@ TEST(ShippedConfigs, AreAllInTheTests) {
     names.push_back(entry.path().stem().string());
   }
   std::sort(names.begin(), names.end());
-  EXPECT_EQ(names, (std::vector<std::string>{"demo", "mixtral-8x7b", "olmoe-1b-7b", "qwen3-30b-a3b",
-                                             "tiny"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"bench-cpu", "demo", "mixtral-8x7b", "olmoe-1b-7b",
+                                             "qwen3-30b-a3b", "tiny"}));
 }
 
 TEST(ShippedConfigs, RoutersNormaliseAsPublished) {
