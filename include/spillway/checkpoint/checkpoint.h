@@ -1,6 +1,6 @@
 #pragma once
 // A run's state on disk: one directory a step, complete or not there. See src/checkpoint/layout.h
-// for the files.
+// for the files. Weights alone: load_weights.h.
 
 #include <cstdint>
 #include <optional>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "spillway/capacity/controller.h"
+#include "spillway/checkpoint/load_weights.h"
 #include "spillway/checkpoint/safetensors.h"
 #include "spillway/comm/topology.h"
 #include "spillway/model/config.h"
@@ -63,24 +64,6 @@ RunState read_state(const std::string& checkpoint_dir);
 /// one of the ranks, and every tensor's name, dtype and shape before the first element is copied:
 /// on a DataError, the same on every rank, nothing has changed.
 void load(Context& ctx, const std::string& checkpoint_dir, const Parts& parts);
-
-/// Which experts of a parameter a rank holds.
-struct ExpertSlice {
-  int64_t ep = 1;
-  int64_t ep_rank = 0;
-};
-
-/// Weights and buffers alone, into a store that was made for (ep, ep_rank). No collective. `path`:
-/// a checkpoint of ours (committed; checksums are verified), a directory of transformers
-/// (model.safetensors or model.safetensors.index.json), or one .safetensors file. Takes names per
-/// expert (Qwen3-MoE, OLMoE, DeepSeek, Mixtral) and fused ones; fused experts may be [E,2I,H] or
-/// [E,H,2I] (and down [E,H,I] or [E,I,H]), told apart by their shape. Converts between f32, bf16
-/// and f64. A tensor that is missing, given twice, of another shape or not of this model is a
-/// DataError that names it; only rotary inv_freq buffers and layers for multi-token prediction are
-/// passed over. Nothing is copied before all is checked.
-void load_weights(Context& ctx, const std::string& path, const model::DecoderConfig& config,
-                  ExpertSlice slice, nn::ParameterStore& store,
-                  const std::vector<NamedTensor>& buffers = {});
 
 /// The committed checkpoint of the highest step of a run directory.
 std::optional<std::string> find_newest(const std::string& run_dir);
