@@ -34,12 +34,14 @@ class RecordingCommunicator final : public comm::Communicator {
   int rank() const override { return 0; }
   int size() const override { return size_; }
   std::string name() const override { return group_; }
-  void all_reduce_sum(Context&, Tensor& values) override {
+  void all_reduce_sum(Context&, Tensor& values) override { record(values, group_); }
+  void reduce_scatter_sum(Context&, Tensor& values) override { record(values, group_ + " shards"); }
+  void record(Tensor& values, const std::string& name) {
     const bool dense = group_ == "world";
     Tensor& flat = (*store_)->flat_gradient(dense ? nn::SyncGroup::kDense : nn::SyncGroup::kExpert);
     ASSERT_TRUE(values.shares_storage(flat)) << group_;
     visit_float(values.dtype(), [&]<typename T>() {
-      calls_.push_back({group_, values.data<T>() - flat.data<T>(), values.numel()});
+      calls_.push_back({name, values.data<T>() - flat.data<T>(), values.numel()});
       for (T& value : values.span<T>()) value = T(static_cast<acc_t<T>>(value) * 2);
     });
   }
@@ -235,6 +237,40 @@ TEST(GradientSync, AGroupOfOneSumsNothing) {
   FakeRanks one_replica(kTwoDenseBuckets, 2, 2);
   one_replica.sync.finish(one_replica.ctx);
   EXPECT_EQ(one_replica.calls, (std::vector<Call>{{"world", 0, 54}, {"world", 64, 74}}));
+}
+
+TEST(GradientSync, AShardedLayoutSumsShardsOfTheSameBuckets) {
+  FakeRanks s(kTwoDenseBuckets);
+  GradientSync sharded(s.store, s.topology,
+                       make_bucket_layout(s.store, s.topology, true, kTwoDenseBuckets));
+  sharded.begin_last_micro_batch();
+  for (const char* name : {"head", "router", "down"}) sharded.on_leaf_ready(s.ctx, name);
+  sharded.finish(s.ctx);
+  EXPECT_EQ(s.calls, (std::vector<Call>{{"world shards", 64, 74},
+                                        {"dp shards", 128, 60},
+                                        {"world shards", 0, 54},
+                                        {"dp shards", 0, 120}}));
+}
+
+TEST(GradientSync, ALayoutOfAnotherStoreIsRefused) {
+  FakeRanks s(kTwoDenseBuckets);
+  BucketLayout layout = s.sync.layout();
+  layout.bucket_of.pop_back();
+  EXPECT_THROW(GradientSync(s.store, s.topology, layout), Error);
+}
+
+TEST(BucketLayout, AWholeOneOwnsAllAShardedOneItsChunk) {
+  FakeRanks s(kTwoDenseBuckets);  // rank 0 of a world of 4, dp 2
+  for (const Bucket& bucket : s.sync.layout().buckets) {
+    EXPECT_EQ(bucket.own, (comm::Chunk{bucket.begin, bucket.elements}));
+  }
+  const BucketLayout sharded = make_bucket_layout(s.store, s.topology, true, kTwoDenseBuckets);
+  ASSERT_EQ(sharded.buckets.size(), 4U);
+  EXPECT_EQ(sharded.bucket_of, s.sync.layout().bucket_of);
+  EXPECT_EQ(sharded.buckets[0].own, (comm::Chunk{0, 14}));    // of 54 over 4
+  EXPECT_EQ(sharded.buckets[1].own, (comm::Chunk{64, 19}));   // of 74 over 4
+  EXPECT_EQ(sharded.buckets[2].own, (comm::Chunk{0, 60}));    // of 120 over 2
+  EXPECT_EQ(sharded.buckets[3].own, (comm::Chunk{128, 30}));  // of 60 over 2
 }
 
 TEST(GradientSync, BucketsOfNoBytesAreRefused) {
