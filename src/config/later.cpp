@@ -31,11 +31,6 @@ constexpr LaterKey values(std::string_view path, std::string_view now, std::stri
 }
 
 constexpr std::array kLaterKeys{
-    values("moe.router.score", R"(["softmax"])", R"(["sigmoid","sqrtsoftplus"])"),
-    without_field("moe.router.groups", "[0,1]"),
-    without_field("moe.router.topk_groups", "[0,1]"),
-    without_field("moe.router.bias_update_rate", "[0]"),
-    values("moe.router.aux_loss", R"(["none","switch"])", R"(["sequence","global"])"),
     values("parallel.transport", R"(["auto","self","mpi"])", R"(["nccl"])"),
     values("ep.drop_order", R"(["tail"])", R"(["fair","random","score"])"),
     without_field("ep.renormalize_kept", "[false]"),

@@ -9,6 +9,7 @@
 #include "spillway/capacity/check.h"
 #include "spillway/capacity/controller.h"
 #include "spillway/capacity/policy_table.h"
+#include "spillway/core/choice.h"
 #include "spillway/core/math.h"
 #include "spillway/ops/save_names.h"
 
@@ -75,6 +76,37 @@ void check_model(const model::ModelConfig& model) {
   at_least(1, "model.dense_ffn", model.dense_ffn);
 }
 
+void check_router(const moe::MoeConfig& moe) {
+  const moe::RouterConfig& router = moe.router;
+  positive("moe.router.scale", router.scale);
+  not_negative("moe.router.aux_coef", router.aux_coef);
+  not_negative("moe.router.z_coef", router.z_coef);
+  not_negative("moe.router.bias_update_rate", router.bias_update_rate);
+  at_least(0, "moe.router.groups", router.groups);
+  const bool grouped = router.groups > 1;
+  if (grouped) {
+    require(moe.experts % router.groups == 0, "moe.router.groups", router.groups,
+            str("0 and 1 (off), or a divisor of moe.experts = ", moe.experts));
+    require(router.topk_groups >= 1 && router.topk_groups <= router.groups,
+            "moe.router.topk_groups", router.topk_groups,
+            str("1 to moe.router.groups = ", router.groups));
+    const int64_t size = moe.experts / router.groups;
+    require(moe.experts == 0 || router.topk_groups * size >= moe.top_k, "moe.router.topk_groups",
+            router.topk_groups,
+            str("at least ", ceil_div(moe.top_k, std::max<int64_t>(size, 1)), " groups of ", size,
+                " experts, to choose moe.top_k = ", moe.top_k, " from"));
+  } else {
+    require(router.topk_groups == 0 || router.topk_groups == 1, "moe.router.topk_groups",
+            router.topk_groups, str("0 or 1 with moe.router.groups = ", router.groups, " (off)"));
+  }
+  // Only the chosen experts would have a score to compare.
+  const bool after_topk =
+      router.score == moe::ScoreFunction::kSoftmax && !router.softmax_before_topk;
+  require(!after_topk || (!grouped && router.bias_update_rate == 0.0),
+          "moe.router.softmax_before_topk", "false",
+          str("true with ", grouped ? "moe.router.groups > 1" : "moe.router.bias_update_rate > 0"));
+}
+
 void check_moe(const moe::MoeConfig& moe) {
   at_least(0, "moe.experts", moe.experts);
   if (moe.experts > 0) {
@@ -85,9 +117,7 @@ void check_moe(const moe::MoeConfig& moe) {
   at_least(0, "moe.shared_experts", moe.shared_experts);
   require(is_power_of_two(moe.alignment) && moe.alignment <= kMaxAlignment, "moe.alignment",
           moe.alignment, str("a power of two from 1 to ", kMaxAlignment));
-  positive("moe.router.scale", moe.router.scale);
-  not_negative("moe.router.aux_coef", moe.router.aux_coef);
-  not_negative("moe.router.z_coef", moe.router.z_coef);
+  check_router(moe);
 }
 
 void check_parallel(const Config& config, int64_t world_size) {
@@ -198,6 +228,12 @@ std::vector<std::string> find_warnings(const Config& config) {
       warnings.emplace_back(
           "moe.router.normalize_topk is true, without effect at moe.top_k = 1: the weight of the "
           "one expert is not divided by itself");
+    }
+    if (config.moe.router.score != moe::ScoreFunction::kSoftmax &&
+        !config.moe.router.softmax_before_topk) {
+      warnings.push_back(
+          str("moe.router.softmax_before_topk is false, without effect with moe.router.score \"",
+              choice_name(moe::kScoreChoices, config.moe.router.score), "\""));
     }
     for (const capacity::Problem& problem : capacity::check_warnings(
              config.capacity, layer_facts(config).balanced_slots, config.parallel.ep)) {

@@ -55,6 +55,14 @@ INSTANTIATE_TEST_SUITE_P(
         Good{"max_bytes_counts_moe_layers",
              {"model.first_dense_layers=2", "capacity.max_bytes=33792"}},
         Good{"max_bytes_of_a_dense_model", {"moe.experts=0", "capacity.max_bytes=1"}},
+        Good{"groups_off", {"moe.router.groups=0", "moe.router.topk_groups=0"}},
+        Good{"groups_and_bias",
+             {"moe.router.score=sigmoid", "moe.experts=8", "moe.router.groups=4",
+              "moe.router.topk_groups=2", "moe.router.bias_update_rate=0.001",
+              "moe.router.aux_loss=sequence"}},
+        Good{"groups_and_bias_of_softmax",
+             {"moe.experts=8", "moe.router.groups=2", "moe.router.bias_update_rate=0.001",
+              "moe.router.aux_loss=global"}},
         Good{"saves", {"recompute.region=layer", "recompute.save=[\"dispatch\",\"router\"]"}}),
     [](const auto& p) { return p.param.name; });
 
@@ -81,6 +89,10 @@ INSTANTIATE_TEST_SUITE_P(
                              {"moe.top_k=1"},
                              "moe.router.normalize_topk",
                              {"without effect", "top_k = 1"}},
+                      Warned{"softmax_before_topk",
+                             {"moe.router.score=sigmoid", "moe.router.softmax_before_topk=false"},
+                             "moe.router.softmax_before_topk",
+                             {"without effect", "sigmoid"}},
                       // 128 tokens * 2 / 8 experts = 32 slots an expert, 2 experts a rank.
                       Warned{"fixed_below_balanced",
                              {"capacity.policy=fixed", "capacity.fixed.slots=56"},
