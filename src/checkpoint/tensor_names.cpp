@@ -8,6 +8,8 @@
 namespace spillway::checkpoint {
 namespace {
 
+using model::QkNorm;
+
 bool ends_with(std::string_view text, std::string_view end) { return text.ends_with(end); }
 
 std::string without_end(const std::string& text, std::string_view end) {
@@ -72,19 +74,17 @@ void append_gate_up(const nn::ParameterSpec& spec, std::vector<FileTensor>& out)
 
 Family family_of(const model::DecoderConfig& config) {
   const moe::MoeConfig& moe = config.moe;
-  if (moe.experts == 0 || config.model.first_dense_layers > 0 || moe.shared_experts > 0 ||
-      moe.router.score != moe::ScoreFunction::kSoftmax) {
+  const moe::RouterConfig& router = moe.router;
+  const QkNorm norm = config.model.qk_norm;
+  const bool plain_router = router.score == moe::ScoreFunction::kSoftmax && router.groups <= 1 &&
+                            router.bias_update_rate == 0.0;
+  // Of the other families only Qwen3-MoE has dense layers.
+  const bool dense_layers = config.model.first_dense_layers > 0 && norm != QkNorm::kHead;
+  if (moe.experts == 0 || moe.shared_experts > 0 || !plain_router || dense_layers) {
     return Family::kDeepseek;
   }
-  switch (config.model.qk_norm) {
-    case model::QkNorm::kHead:
-      return Family::kQwen3Moe;
-    case model::QkNorm::kFull:
-      return Family::kOlmoe;
-    case model::QkNorm::kNone:
-      break;
-  }
-  return Family::kMixtral;
+  if (norm == QkNorm::kHead) return Family::kQwen3Moe;
+  return norm == QkNorm::kFull ? Family::kOlmoe : Family::kMixtral;
 }
 
 std::string_view family_name(Family family) {

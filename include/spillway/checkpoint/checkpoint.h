@@ -26,7 +26,7 @@ struct RunState {
   /// The resolved config, JSON. Comes back with the same keys and values in the same order, laid
   /// out as config::to_json_text does; empty stays empty.
   std::string config_json;
-  int64_t world = 1;
+  int64_t world = 1;  ///< `save` takes this one and `ep` from the topology
   int64_t ep = 1;
   int64_t threads = 1;
   std::string version;  ///< of the source

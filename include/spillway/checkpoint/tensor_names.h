@@ -20,8 +20,8 @@ enum class Family {
   kMixtral,   ///< no such norms: block_sparse_moe, w1, w3, w2
   kDeepseek,  ///< DeepSeek-V3's names: shared experts, dense layers, selection bias, other scores
 };
-/// Layers without experts, shared experts and every router but softmax make it kDeepseek; else the
-/// norms of queries and keys decide.
+/// A model without experts, shared experts, dense layers (but in Qwen3-MoE's, which has them) and
+/// every router but a plain softmax make it kDeepseek; else the norms of queries and keys decide.
 Family family_of(const model::DecoderConfig& config);
 std::string_view family_name(Family family);
 
