@@ -2,6 +2,7 @@
 
 #include "spillway/core/math.h"
 #include "spillway/core/rng.h"
+#include "spillway/kernels/fill.h"
 
 namespace spillway::nn {
 namespace {
@@ -13,22 +14,27 @@ uint64_t name_stream(std::string_view name) {
   return hash;
 }
 
-void initialise(const ParameterSpec& spec, uint64_t seed, int64_t first_element, Tensor& value) {
-  const Rng rng(seed, name_stream(spec.name));
-  visit_float(value.dtype(), [&]<typename T>() {
-    T* const out = value.data<T>();
-    const int64_t n = value.numel();
-    using A = acc_t<T>;
-    for (int64_t i = 0; i < n; ++i) {
-      A start = 0;
-      if (spec.init.kind == Init::Kind::kOnes) start = 1;
-      if (spec.init.kind == Init::Kind::kNormal) {
-        start =
-            static_cast<A>(spec.init.std * rng.normal_at(static_cast<uint64_t>(first_element + i)));
-      }
-      out[i] = T(start);
-    }
-  });
+void initialise(Context& ctx, const ParameterSpec& spec, uint64_t seed, int64_t first_element,
+                Tensor& value) {
+  switch (spec.init.kind) {
+    case Init::Kind::kOnes:
+      kernels::fill(ctx, 1.0, value);
+      return;
+    case Init::Kind::kZeros:
+      kernels::fill(ctx, 0.0, value);
+      return;
+    case Init::Kind::kNormal:
+      kernels::fill_normal(ctx, {.x = value,
+                                 .seed = seed,
+                                 .stream = name_stream(spec.name),
+                                 .first = first_element,
+                                 .std = spec.init.std});
+      return;
+  }
+}
+
+int64_t first_element(const ParameterSpec& spec, int64_t ep_rank, int64_t local_numel) {
+  return spec.sync == SyncGroup::kExpert ? ep_rank * local_numel : 0;
 }
 
 }  // namespace
@@ -41,7 +47,8 @@ Shape ParameterSpec::local_shape(int64_t ep) const {
 }
 
 ParameterStore::ParameterStore(Context& ctx, const std::vector<ParameterSpec>& specs, uint64_t seed,
-                               int64_t ep, int64_t ep_rank) {
+                               int64_t ep, int64_t ep_rank)
+    : seed_(seed), ep_rank_(ep_rank) {
   if (specs.empty()) return;
   allocate(ctx, specs, ep);
   std::array<int64_t, 2> offset{};
@@ -51,8 +58,7 @@ ParameterStore::ParameterStore(Context& ctx, const std::vector<ParameterSpec>& s
     int64_t& begin = offset[static_cast<size_t>(spec.sync)];
     Tensor value = flat_value(spec.sync).slice(begin, local);
     Tensor gradient = flat_gradient(spec.sync).slice(begin, local);
-    const int64_t first = spec.sync == SyncGroup::kExpert ? ep_rank * local.numel() : 0;
-    initialise(spec, seed, first, value);
+    initialise(ctx, spec, seed, first_element(spec, ep_rank, local.numel()), value);
     index_.emplace(spec.name, parameters_.size());
     parameters_.push_back(
         {spec, autograd::Variable::leaf(spec.name, value, gradient), value, gradient, begin});
@@ -80,6 +86,15 @@ Parameter& ParameterStore::at(std::string_view name) {
   const auto it = index_.find(name);
   if (it == index_.end()) throw Error(str("the model has no parameter '", name, "'"));
   return parameters_[it->second];
+}
+
+void ParameterStore::initial_values(Context& ctx, const Parameter& parameter, int64_t begin,
+                                    Tensor& out) const {
+  const ParameterSpec& spec = parameter.spec;
+  const int64_t numel = parameter.value.numel();
+  SPILLWAY_CHECK(begin >= 0 && begin + out.numel() <= numel, "initial values ", begin, " to ",
+                 begin + out.numel(), " of ", spec.name, "; allowed: 0 to ", numel);
+  initialise(ctx, spec, seed_, first_element(spec, ep_rank_, numel) + begin, out);
 }
 
 void ParameterStore::zero_gradients() {

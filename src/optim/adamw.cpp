@@ -6,6 +6,7 @@
 #include "spillway/core/math.h"
 #include "spillway/kernels/adamw.h"
 #include "spillway/kernels/elementwise.h"
+#include "spillway/kernels/fill.h"
 
 namespace spillway::optim {
 
@@ -30,9 +31,11 @@ AdamW::AdamW(Context& ctx, nn::ParameterStore& store, comm::Topology& topology,
     if (begin >= end) continue;
     pieces_.push_back(make_piece(parameter, layout_.bucket_of[i], {begin - first, end - begin}));
     StatePiece& piece = pieces_.back();
-    if (own_master) {
-      kernels::cast(ctx, parameter.value.slice(piece.begin, {piece.count}), piece.master);
-    }
+    if (!own_master) continue;
+    // Weights that came from elsewhere since are not the initial ones rounded: those stand.
+    store.initial_values(ctx, parameter, piece.begin, piece.master);
+    kernels::fill_unless_rounds_to(ctx, parameter.value.slice(piece.begin, {piece.count}),
+                                   piece.master);
   }
 }
 

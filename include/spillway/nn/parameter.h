@@ -62,6 +62,9 @@ class ParameterStore {
   /// Throws Error naming the parameter when there is none.
   Parameter& at(std::string_view name);
   void zero_gradients();
+  /// Elements [begin, begin + out.numel()) of the parameter's local value as they started, whatever
+  /// has become of them; in f32 they are those that a bf16 value was rounded from.
+  void initial_values(Context& ctx, const Parameter& parameter, int64_t begin, Tensor& out) const;
 
   /// The gradients of one sync group in one flat tensor, in the order of the parameters; each
   /// parameter's gradient is a slice of it, starting at a multiple of kGradientAlignment elements
@@ -75,6 +78,8 @@ class ParameterStore {
  private:
   void allocate(Context& ctx, const std::vector<ParameterSpec>& specs, int64_t ep);
 
+  uint64_t seed_;
+  int64_t ep_rank_;
   std::vector<Parameter> parameters_;
   std::array<Tensor, 2> gradients_;  // by sync group
   std::array<Tensor, 2> values_;     // by sync group

@@ -24,7 +24,8 @@ struct StatePiece {
 
 /// Holds fp32 master weights and moments (Purpose::kOptimizer) of what this rank owns in the bucket
 /// layout, packed bucket after bucket. A f32 parameter is its own master. The master of a bf16
-/// parameter starts as its value, so value = bf16(master) at all times.
+/// parameter starts as the unrounded initial value, or as the value itself where that is no longer
+/// the initial one (loaded weights), so value = bf16(master) at all times.
 ///
 /// With `zero` (ZeRO-1, Rajbhandari et al. 2020; split by bucket as in Megatron-LM's distributed
 /// optimizer) the state of a sync group is spread evenly over its ranks: a rank updates the slices

@@ -98,6 +98,32 @@ TEST_F(ParameterStoreTest, BF16IsTheF32ModelRounded) {
   }
 }
 
+TEST_F(ParameterStoreTest, InitialValuesAreTheUnroundedOnesWhateverHasBecomeOfThem) {
+  ParameterStore f32(ctx_, some_specs(), 1, 2, 1);
+  ParameterStore bf(ctx_, some_specs(DType::kBF16), 1, 2, 1);
+  for (const char* name : {"embed", "experts.up"}) {
+    Parameter& parameter = bf.at(name);
+    parameter.value.zero();
+    const Tensor start = f32.at(name).value;
+    const int64_t begin = 3, count = start.numel() - 4;
+    Tensor part = Tensor::empty(ctx_, {count}, DType::kF32);
+    bf.initial_values(ctx_, parameter, begin, part);
+    EXPECT_TRUE(same_bytes(part, start.slice(begin, {count}))) << name;
+  }
+  Tensor too_long = Tensor::empty(ctx_, {15}, DType::kF32);
+  EXPECT_TRUE(throws_with<Error>([&] { bf.initial_values(ctx_, bf.at("embed"), 1, too_long); },
+                                 {"embed", "1 to 16", "0 to 15"}));
+}
+
+TEST(ParameterStoreThreads, ManyThreadsStartTheSameModel) {
+  Context one(Device::kCpu, 1), many(Device::kCpu, 3);
+  const std::vector<ParameterSpec> specs{dense("w", {301, 257}), expert("x", {4, 100, 301})};
+  ParameterStore serial(one, specs, 7, 2, 1), parallel(many, specs, 7, 2, 1);
+  for (const Parameter& parameter : serial.all()) {
+    EXPECT_TRUE(same_bytes(parameter.value, parallel.at(parameter.spec.name).value));
+  }
+}
+
 class StoreDtype : public ::testing::TestWithParam<DType> {};
 
 TEST_P(StoreDtype, ValuesAreSlicesOfOneTensorAGroupWithTheOffsetsOfTheGradients) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "small_model.h"
+#include "spillway/kernels/elementwise.h"
 #include "spillway/optim/adamw.h"
 
 namespace spillway::optim {
@@ -43,8 +44,10 @@ TEST_P(AdamWState, BytesAreWhatTheAllocatorCounts) {
   EXPECT_EQ(ctx_.allocator()->use(Purpose::kOptimizer).current_bytes, adamw.bytes());
 }
 
-TEST_P(AdamWState, MasterStartsAsTheValueAndMomentsAtZero) {
+TEST_P(AdamWState, MasterStartsAsTheUnroundedValueAndMomentsAtZero) {
   nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed, 2, 1);
+  const nn::ParameterStore unrounded(ctx_, small_model(DType::kF32), kModelSeed, 2, 1);
+  size_t position = 0;
   AdamW adamw(ctx_, store, alone_.topology, {}, false);
   for (nn::Parameter& p : store.all()) {
     const std::string& name = p.spec.name;
@@ -57,13 +60,38 @@ TEST_P(AdamWState, MasterStartsAsTheValueAndMomentsAtZero) {
       EXPECT_EQ(state->dtype(), DType::kF32) << name;
     }
     EXPECT_EQ(piece.master.shares_storage(p.value), GetParam() == DType::kF32) << name;
+    const Tensor& start = unrounded.all()[position++].value;
     for (int64_t i = 0; i < p.value.numel(); ++i) {
-      const float value = GetParam() == DType::kF32 ? p.value.data<float>()[i]
-                                                    : static_cast<float>(p.value.data<bf16>()[i]);
-      ASSERT_EQ(piece.master.data<float>()[i], value) << name << " " << i;
+      ASSERT_EQ(piece.master.data<float>()[i], start.data<float>()[i]) << name << " " << i;
       ASSERT_EQ(piece.m.data<float>()[i], 0.0F) << name << " " << i;
       ASSERT_EQ(piece.v.data<float>()[i], 0.0F) << name << " " << i;
     }
+  }
+}
+
+TEST_P(AdamWState, MastersOfLoadedWeightsAreTheWeights) {
+  nn::ParameterStore store(ctx_, small_model(GetParam()), kModelSeed, 1, 0);
+  const nn::ParameterStore other(ctx_, small_model(GetParam()), kModelSeed + 1, 1, 0);
+  for (const char* name : {"embed", "up"}) {
+    Tensor value = store.at(name).value;
+    for (const nn::Parameter& p : other.all()) {
+      if (p.spec.name == name) copy(p.value, value);
+    }
+  }
+  AdamW adamw(ctx_, store, alone_.topology, {}, false);
+  for (const char* name : {"embed", "up", "head"}) {
+    Tensor widened = Tensor::empty(ctx_, store.at(name).value.shape(), DType::kF32);
+    kernels::cast(ctx_, store.at(name).value, widened);
+    const bool is_value = same_bits(widened, piece_of(adamw, name).master);
+    const bool loaded = std::string(name) != "head";
+    EXPECT_EQ(is_value, loaded || GetParam() == DType::kF32) << name;
+  }
+  // Rounding the masters is no change: the values were those of the masters.
+  std::vector<Tensor> before;
+  for (const nn::Parameter& p : store.all()) before.push_back(p.value.clone(ctx_));
+  adamw.refresh_values(ctx_);
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(same_bits(before[i], store.all()[i].value)) << store.all()[i].spec.name;
   }
 }
 

@@ -61,11 +61,11 @@ TEST_P(AgainstReference, SeveralSteps) {
   Context ctx;
   OneRank alone;
   nn::ParameterStore store(ctx, small_model(c.dtype), kModelSeed, 2, 1);
+  AdamW adamw(ctx, store, alone.topology, config, false);
   std::vector<Reference> reference;
   for_each_element(store, 1, [&](nn::Parameter& p, int64_t, int64_t i, int64_t) {
-    reference.push_back({.master = value_at(p.value, i)});
+    reference.push_back({.master = value_at(piece_of(adamw, p.spec.name).master, i)});
   });
-  AdamW adamw(ctx, store, alone.topology, config, false);
   const Rng rng(11);
   for (int64_t t = 1; t <= 12; ++t) {
     const double lr = 0.01 / static_cast<double>(t);
@@ -193,11 +193,11 @@ TEST_P(Decay, WithoutGradientsShrinksMatricesAndOnlyThem) {
   Context ctx;
   OneRank alone;
   nn::ParameterStore store(ctx, small_model(GetParam()), kModelSeed, 1, 0);
+  AdamW adamw(ctx, store, alone.topology, config, false);
   std::vector<double> start;
   for_each_element(store, 0, [&](nn::Parameter& p, int64_t, int64_t i, int64_t) {
-    start.push_back(value_at(p.value, i));
+    start.push_back(value_at(piece_of(adamw, p.spec.name).master, i));
   });
-  AdamW adamw(ctx, store, alone.topology, config, false);
   for (int t = 1; t <= kSteps; ++t) adamw.step(ctx, kLr, 1.0, t);
   const double shrunk = std::pow(1.0 - kLr * config.weight_decay, kSteps);
   size_t k = 0;
