@@ -60,6 +60,7 @@ void agreement_fields(Fields&& field, Agreement& a) {
   field(a.dropped_assignments);
   field(a.demand);
   field(a.capacity_end);
+  field(a.expert_counts);
 }
 
 std::vector<std::byte> pack(const RankReport& report) {
@@ -96,10 +97,19 @@ bool same_counters(CounterSet a, CounterSet b) {
   return a == b;
 }
 
+/// The ranks of an EP group know the same counts: only its first one adds them.
+void add_expert_counts(const ep::Ledger& ledger, size_t rank, std::vector<int64_t>& counts) {
+  const size_t ep = ledger.total_recv_tokens.size();
+  if (ep == 0 || rank % ep != 0) return;
+  counts.resize(ledger.expert_tokens.size(), 0);
+  for (size_t e = 0; e < counts.size(); ++e) counts[e] += ledger.expert_tokens[e];
+}
+
 StepAgreement reduce(const std::vector<RankReport>& reports, int64_t num_moe_layers) {
   StepAgreement all;
   all.demand.assign(static_cast<size_t>(num_moe_layers), 0);
   all.capacity_end.assign(static_cast<size_t>(num_moe_layers), 0);
+  all.expert_counts.resize(static_cast<size_t>(num_moe_layers));
   double norm_squares = 0.0;
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     const RankReport& r = reports[rank];
@@ -126,6 +136,7 @@ StepAgreement reduce(const std::vector<RankReport>& reports, int64_t num_moe_lay
         all.demand[index] = std::max(all.demand[index], slots);
       }
       all.capacity_end[index] = std::max(all.capacity_end[index], layer.ledger.capacity_end);
+      add_expert_counts(layer.ledger, rank, all.expert_counts[index]);
     }
   }
   all.grad_norm = std::sqrt(norm_squares);

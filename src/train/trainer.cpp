@@ -89,6 +89,7 @@ RankReport Trainer::forward_backward(int64_t step) {
                             .fused = config_.ep.fused_prepare,
                             .cell_scale = 1.0 / static_cast<double>(cells),
                             .token_scale = 1.0 / static_cast<double>(tokens),
+                            .world = &world_,
                             .records = &report.layers};
     const model::ForwardResult result = decoder_.forward(tape_, batch.tokens, batch.targets, call);
     tape_.backward(result.objective);
@@ -120,6 +121,11 @@ RankReport Trainer::forward_backward(int64_t step) {
 void Trainer::update(int64_t step, const StepAgreement& agreement) {
   const double lr = optim::learning_rate(config_.optim, step, config_.train.steps);
   optimizer_.step(ctx_, lr, optim::clip_scale(agreement.grad_norm, config_.optim.clip), ++updates_);
+  for (moe::SelectionBias& bias : decoder_.selection_biases()) {
+    moe::update_selection_bias(bias.values,
+                               agreement.expert_counts[static_cast<size_t>(bias.moe_layer)],
+                               config_.moe.router.bias_update_rate);
+  }
 }
 
 Trainer::StepResult Trainer::step(int64_t step) {
@@ -144,12 +150,12 @@ Trainer::StepResult Trainer::step(int64_t step) {
   const bool check = config_.train.check_replicas > 0 && step % config_.train.check_replicas == 0;
   // Under ZeRO-1 the update makes values equal again: what differs shows before it only.
   const bool sharded = optimizer_.layout().sharded;
-  if (check && sharded) check_replicas(store_, topology_);
+  if (check && sharded) check_replicas(store_, topology_, decoder_.selection_biases());
   if (updated) update(step, agreement);
   StepResult result = describe(step, message, updated);
   result.reconfigures = capacity_.after_step(step, agreement);
   give_back_idle_memory(*ctx_.allocator());
-  if (check && !sharded) check_replicas(store_, topology_);
+  if (check && !sharded) check_replicas(store_, topology_, decoder_.selection_biases());
   stop_ = agreement.stop != 0;
   if (agreement.checkpoint != 0 && world_.rank() == 0) {
     log::warning("asked for a checkpoint at step ", step, ": this version writes none");

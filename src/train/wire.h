@@ -1,5 +1,6 @@
 #pragma once
-// Plain bytes of one rank for another of the same build: numbers and vectors of numbers in order.
+// Plain bytes of one rank for another of the same build: numbers, vectors of numbers and lists of
+// such vectors in order.
 
 #include <cstddef>
 #include <cstring>
@@ -25,6 +26,11 @@ class WireWriter {
     const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
     bytes_.insert(bytes_.end(), bytes, bytes + values.size() * sizeof(T));
   }
+  template <typename T>
+  void put(const std::vector<std::vector<T>>& lists) {
+    put(lists.size());
+    for (const std::vector<T>& list : lists) put(list);
+  }
   std::vector<std::byte>& bytes() { return bytes_; }
 
  private:
@@ -47,6 +53,15 @@ class WireReader {
                    " elements and holds ", bytes_.size(), " bytes");
     values.resize(count);
     take(values.data(), count * sizeof(T));
+  }
+  template <typename T>
+  void get(std::vector<std::vector<T>>& lists) {
+    size_t count = 0;
+    get(count);
+    SPILLWAY_CHECK(count <= bytes_.size() / sizeof(size_t), "a message announces ", count,
+                   " lists and holds ", bytes_.size(), " bytes");
+    lists.resize(count);
+    for (std::vector<T>& list : lists) get(list);
   }
 
  private:

@@ -45,6 +45,8 @@ struct StepAgreement {
   int64_t dropped_assignments = 0;
   std::vector<int64_t> demand;        ///< maximum over ranks and micro-batches, slots
   std::vector<int64_t> capacity_end;  ///< maximum over the world, slots
+  /// [E] each: assignments before drops, summed over the world and all micro-batches.
+  std::vector<std::vector<int64_t>> expert_counts;
 };
 
 struct StepMessage {
