@@ -185,6 +185,19 @@ void ParityModel::update(int64_t step) {
   optimizer_.step(ctx, config_.optim.lr, optim::clip_scale(grad_norm, config_.optim.clip), step);
 }
 
+std::string ParityModel::save(const std::string& run_dir) {
+  const model::DecoderConfig config = config::decoder_config(config_);
+  const checkpoint::RunState state{.world = world_->size(), .ep = topology_.ep()};
+  return checkpoint::save(ctx, run_dir,
+                          {.topology = topology_,
+                           .config = config,
+                           .store = store,
+                           .optimizer = optimizer_,
+                           .buffers = {}},
+                          state, 1)
+      .path;
+}
+
 double ParityModel::sum_over_ranks(double value) {
   Tensor sum = Tensor::from<double>(ctx, {1}, std::vector<double>{value});
   world_->all_reduce_sum(ctx, sum);

@@ -59,6 +59,9 @@ class ParityModel {
   /// Clips and updates; counts from 1.
   void update(int64_t step);
 
+  /// Writes a checkpoint below the folder, which all ranks see; the path of it.
+  std::string save(const std::string& run_dir);
+
   comm::Communicator& world() { return *world_; }
   /// Sum over all ranks.
   double sum_over_ranks(double value);
