@@ -9,9 +9,9 @@ usage: scripts/launch.sh [--build DIR] [--program PATH] N CONFIG [train options]
   CONFIG        JSON config, handed to the program as --config CONFIG
   --build DIR   build tree that holds bin/train (default: build, in the repository)
   --program P   run P instead of DIR/bin/train (the tests use this)
-signals to this script: SIGTERM, SIGINT, SIGHUP = end at the next step, return 143, 130 or 129
-  (one more SIGINT 2 s later ends the job at once); SIGUSR2 = end at the next step, return 0;
-  SIGUSR1 = go on. Each asks for a checkpoint too, which this version does not write yet
+signals to this script: SIGTERM, SIGINT, SIGHUP = write a checkpoint after the step that runs, end,
+  return 143, 130 or 129 (one more SIGINT 2 s later ends the job at once, without); SIGUSR2 = the
+  same, return 0; SIGUSR1 = write a checkpoint and go on. Go on later with --resume auto
 exit code: that of mpirun, so that of the first rank that failed; see the README for their meaning
 TEXT
 }

@@ -23,7 +23,9 @@ void add_options(CLI::App& app, train::RunOptions& options) {
   app.add_option("--config", options.config_path, "Config file (JSON)")->required();
   app.add_option("--set", options.assignments, "Change a key: a.b.c=JSON")->allow_extra_args(false);
   app.add_option("--run-dir", options.run_dir, "Run directory (run.dir)");
-  app.add_option("--resume", options.resume, "Only \"none\" in this version");
+  app.add_option(
+      "--resume", options.resume,
+      "Go on from a checkpoint: auto (the newest of the run directory), none, or its directory");
   app.add_flag("--validate", options.validate, "Check the config, print it and its memory, end");
   app.add_option("--world", options.world, "With --validate: the number of ranks to check for");
 }
@@ -36,7 +38,8 @@ int job(const train::RunOptions& options, comm::Communicator& world, train::Sign
   if (options.validate) {
     if (world.rank() == 0) {
       std::cout << config::to_json_text(config) << "\n"
-                << train::describe_model(config, options.world > 0 ? options.world : world.size())
+                << train::describe_model(config, options.world > 0 ? options.world : world.size(),
+                                         omp_get_max_threads())
                 << std::endl;
     }
     return 0;

@@ -23,9 +23,6 @@ struct LaterKey {
 constexpr LaterKey without_field(std::string_view path, std::string_view neutral) {
   return {path, neutral};
 }
-constexpr LaterKey only(std::string_view path, std::string_view neutral) {
-  return {path, neutral, "", true};
-}
 constexpr LaterKey values(std::string_view path, std::string_view now, std::string_view later) {
   return {path, now, later, true};
 }
@@ -44,8 +41,6 @@ constexpr std::array kLaterKeys{
     without_field("capacity.cost", "[{}]"),
     without_field("capacity.shadow", "[[]]"),
     values("recompute.region", R"(["none","layer"])", R"(["moe"])"),
-    only("checkpoint.every", "[0]"),
-    only("checkpoint.resume", R"(["none"])"),
     without_field("log.trace", "[false]"),
 };
 

@@ -18,9 +18,12 @@ namespace {
   throw DataError(str("metrics file \"", path, "\" cannot be ", what, ": ", std::strerror(errno)));
 }
 
-bool is_later(const nlohmann::json& line, int64_t last_step) {
+bool comes_again(const nlohmann::json& line, int64_t last_step, bool evaluation_again) {
   const auto step = line.find("step");
-  return step != line.end() && step->is_number_integer() && step->get<int64_t>() > last_step;
+  if (step == line.end() || !step->is_number_integer()) return false;
+  const auto number = step->get<int64_t>();
+  return number > last_step ||
+         (number == last_step && evaluation_again && line.value("type", "") == "eval");
 }
 
 void sync_file(const std::string& path) {
@@ -31,7 +34,7 @@ void sync_file(const std::string& path) {
 
 }  // namespace
 
-int64_t cut_after(const std::string& path, int64_t last_step) {
+int64_t cut_after(const std::string& path, int64_t last_step, bool evaluation_again) {
   if (!std::filesystem::exists(path)) return 0;
   std::ifstream in(path, std::ios::binary);
   if (!in) fail(path, "read");
@@ -47,7 +50,7 @@ int64_t cut_after(const std::string& path, int64_t last_step) {
     if (!line.is_object() && !unfinished) {
       throw DataError(str("metrics file \"", path, "\" line ", number, " is no JSON object"));
     }
-    if (unfinished || is_later(line, last_step)) {
+    if (unfinished || comes_again(line, last_step, evaluation_again)) {
       ++removed;
     } else {
       out << text << '\n';

@@ -5,7 +5,8 @@ namespace spillway::train {
 using capacity::OnOverflow;
 
 CapacityManager::CapacityManager(Context& ctx, comm::Topology& topology,
-                                 const config::Config& config)
+                                 const config::Config& config,
+                                 const std::optional<capacity::ControllerState>& saved)
     : config_(config),
       session_(ctx, topology),
       layer_ids_(config::decoder_config(config).moe_layers()) {
@@ -14,7 +15,13 @@ CapacityManager::CapacityManager(Context& ctx, comm::Topology& topology,
   controller_ = std::make_unique<capacity::Controller>(
       config.capacity, std::vector<capacity::LayerFacts>(layer_ids_.size(), facts_),
       config.parallel.ep);
+  if (saved) restored_ = controller_->restore(*saved);
   session_.bootstrap(ep_config());
+}
+
+std::optional<capacity::ControllerState> CapacityManager::state() const {
+  if (!controller_) return std::nullopt;
+  return controller_->state();
 }
 
 ep::EpConfig CapacityManager::ep_config() const {

@@ -44,6 +44,7 @@ EvalResult evaluate(Context& ctx, comm::Communicator& world, const config::Confi
     result.tokens += tokens_per_batch;
     result.dropped_assignments += agreed.dropped_assignments;
     result.stopped = agreed.stop != 0;
+    result.checkpoint = result.checkpoint || agreed.checkpoint != 0;
   }
   result.loss = loss_sum / static_cast<double>(result.tokens);
   return result;

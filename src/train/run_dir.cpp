@@ -30,7 +30,7 @@ RunDirLock lock_dir(const std::string& dir) {
 
 }  // namespace
 
-RunDirLock prepare_run_dir(const std::string& dir, const std::string& metrics_name) {
+RunDirLock prepare_run_dir(const std::string& dir, const std::string& metrics_name, bool resuming) {
   std::error_code failure;
   if (fs::exists(dir, failure) && !fs::is_directory(dir, failure)) {
     throw ConfigError(str("run.dir: '", dir, "' is not a directory; name another"));
@@ -42,10 +42,11 @@ RunDirLock prepare_run_dir(const std::string& dir, const std::string& metrics_na
   }
   // First the lock: what stands in the directory may not change any more while it is looked at.
   RunDirLock lock = lock_dir(dir);
+  if (resuming) return lock;
   for (const std::string& name : {metrics_name, std::string("checkpoints")}) {
     if (fs::exists(fs::path(dir) / name, failure)) {
       throw ConfigError(str("run.dir: '", dir, "' already holds ", name,
-                            "; name another directory or move that one away"));
+                            "; name another directory, or go on from it with --resume auto"));
     }
   }
   return lock;

@@ -6,6 +6,7 @@
 #include "spillway/config/validate.h"
 #include "spillway/core/log.h"
 #include "spillway/train/fatal_mark.h"
+#include "spillway/train/resume.h"
 #include "wire.h"
 
 namespace spillway::train {
@@ -23,7 +24,7 @@ std::string checked_config(const RunOptions& options, int world, bool launched, 
   if (!options.resume.empty()) {
     assignments.push_back(str("checkpoint.resume=", std::quoted(options.resume)));
   }
-  const config::Config config = config::load(options.config_path, assignments);
+  config::Config config = config::load(options.config_path, assignments);
   const int ranks = options.world > 0 ? options.world : world;
   for (const std::string& warning :
        config::validate(config, ranks, {.accept_cuda = options.validate})) {
@@ -33,8 +34,14 @@ std::string checked_config(const RunOptions& options, int world, bool launched, 
     if (config.parallel.transport == config::Transport::kMpi && !launched) {
       throw ConfigError("parallel.transport: \"mpi\" needs mpirun; allowed without it: auto, self");
     }
-    lock = prepare_run_dir(config.run.dir, config.log.metrics);
+    // Locked before it is looked at: another job may be writing its checkpoints there.
+    const bool resuming = config.checkpoint.resume != config::kNoResume;
+    lock = prepare_run_dir(config.run.dir, config.log.metrics, resuming);
+    config.checkpoint.resume = resolve_resume(config, ranks);
+    if (resuming) rewind_run_dir(config, config.checkpoint.resume);
     remove_fatal_mark(config.run.dir);
+  } else {
+    config.checkpoint.resume = resolve_resume(config, ranks);
   }
   return config::to_json_text(config);
 }

@@ -3,17 +3,12 @@
 #include <chrono>
 #include <cmath>
 
-#include "spillway/config/json.h"
-#include "spillway/core/log.h"
-#include "spillway/data/ngram_entropy.h"
 #include "spillway/optim/grad_norm.h"
 #include "spillway/optim/schedule.h"
 #include "spillway/train/ep_metrics.h"
-#include "spillway/train/evaluation.h"
 #include "spillway/train/memory_estimate.h"
 #include "spillway/train/model_flops.h"
 #include "spillway/train/replica_check.h"
-#include "spillway/train/version.h"
 
 namespace spillway::train {
 namespace {
@@ -34,6 +29,17 @@ void give_back_idle_memory(Allocator& allocator) {
   }
 }
 
+metrics::MemoryByPurpose memory_record(const PeakBytes& bytes) {
+  const auto of = [&](Purpose purpose) { return bytes[static_cast<size_t>(purpose)]; };
+  return {.weights = of(Purpose::kWeights),
+          .gradients = of(Purpose::kGradients),
+          .optimizer = of(Purpose::kOptimizer),
+          .activations = of(Purpose::kActivations),
+          .receive = of(Purpose::kReceive),
+          .workspace = of(Purpose::kWorkspace),
+          .data = of(Purpose::kData)};
+}
+
 data::BatchSource open_source(const config::Config& c, const std::vector<std::string>& paths,
                               const comm::Communicator& world) {
   return {data::TokenStream::open(paths, c.data.format, c.model.vocab_size),
@@ -44,6 +50,11 @@ data::BatchSource open_source(const config::Config& c, const std::vector<std::st
                       .rank = world.rank(),
                       .micro_batch = c.train.micro_batch,
                       .grad_accum = c.train.grad_accum}}};
+}
+
+std::optional<checkpoint::RunState> read_resumed(const config::Config& config) {
+  if (config.checkpoint.resume == config::kNoResume) return std::nullopt;
+  return checkpoint::read_state(config.checkpoint.resume);
 }
 
 }  // namespace
@@ -61,7 +72,8 @@ Trainer::Trainer(Context& ctx, comm::Communicator& world, const config::Config& 
       decoder_(ctx, config::decoder_config(config), store_),
       optimizer_(ctx, store_, topology_, config.optim, config.parallel.zero == 1),
       sync_(store_, topology_, optimizer_.layout()),
-      capacity_(ctx, topology_, config),
+      resumed_(read_resumed(config)),
+      capacity_(ctx, topology_, config, resumed_ ? resumed_->controller : std::nullopt),
       train_data_(open_source(config, config.data.train, world)),
       tape_(ctx) {
   if (!config.data.valid.empty()) {
@@ -71,6 +83,23 @@ Trainer::Trainer(Context& ctx, comm::Communicator& world, const config::Config& 
     valid_data_->num_eval_batches(config.train.eval_steps);
   }
   sync_.attach(tape_);
+  if (resumed_) {
+    checkpoint::load(ctx_, config.checkpoint.resume, checkpoint_parts());
+    steps_done_ = resumed_->step;
+    updates_ = resumed_->updates;
+  }
+}
+
+checkpoint::Parts Trainer::checkpoint_parts() {
+  std::vector<checkpoint::NamedTensor> buffers;
+  for (const moe::SelectionBias& bias : decoder_.selection_biases()) {
+    buffers.push_back({bias.name, bias.values});
+  }
+  return {.topology = topology_,
+          .config = decoder_.config(),
+          .store = store_,
+          .optimizer = optimizer_,
+          .buffers = std::move(buffers)};
 }
 
 RankReport Trainer::forward_backward(int64_t step) {
@@ -105,6 +134,7 @@ RankReport Trainer::forward_backward(int64_t step) {
   report.counters = ctx_.counters().total();
   report.backward_counters = ctx_.counters().backward();
   report.mem_peak_bytes = ctx_.allocator()->total().peak_bytes;
+  report.peak_by_purpose = peak_bytes(*ctx_.allocator());
   for (const moe::LayerRecord& layer : report.layers) {
     report.dropped_assignments +=
         layer.ledger.dropped_assignments[static_cast<size_t>(topology_.ep_rank())];
@@ -156,10 +186,7 @@ Trainer::StepResult Trainer::step(int64_t step) {
   result.reconfigures = capacity_.after_step(step, agreement);
   give_back_idle_memory(*ctx_.allocator());
   if (check && !sharded) check_replicas(store_, topology_, decoder_.selection_biases());
-  stop_ = agreement.stop != 0;
-  if (agreement.checkpoint != 0 && world_.rank() == 0) {
-    log::warning("asked for a checkpoint at step ", step, ": this version writes none");
-  }
+  steps_done_ = step;
   result.record.step_ms = ms_since(start);
   const double seconds = result.record.step_ms / 1000.0;
   result.record.tokens_per_s = static_cast<double>(result.record.tokens) / seconds;
@@ -181,6 +208,7 @@ Trainer::StepResult Trainer::describe(int64_t step, const StepMessage& message, 
                    .lr = optim::learning_rate(config_.optim, step, config_.train.steps),
                    .tokens = tokens,
                    .mem_peak_bytes = agreement.mem_peak_bytes,
+                   .mem_peak_by_purpose = memory_record(agreement.peak_by_purpose),
                    .skipped = !updated};
   if (message.reports.empty()) return result;
   const EpMetricsContext context{.ep = topology_.ep(),
@@ -197,114 +225,6 @@ Trainer::StepResult Trainer::describe(int64_t step, const StepMessage& message, 
   result.ep = ep_records(message.reports, step, context);
   result.ep_step = ep_step_records(message.reports, step, context);
   return result;
-}
-
-void Trainer::write_run_record() {
-  const model::ParameterCounts counts = model::count_parameters(config::decoder_config(config_));
-  sink_->write(metrics::RunRecord{.config_json = config::to_json_text(config_, -1),
-                                  .git_commit = source_version(),
-                                  .world = world_.size(),
-                                  .ep = topology_.ep(),
-                                  .dp = topology_.dp(),
-                                  .device = device_name(ctx_.device()),
-                                  .threads = ctx_.num_threads(),
-                                  .parameters_total = counts.total,
-                                  .parameters_active = counts.active});
-  sink_->flush();
-}
-
-void Trainer::write(const StepResult& result) {
-  sink_->write(result.record);
-  if (config::full_ep_lines(config_, world_.size())) {
-    for (const metrics::EpRecord& line : result.ep) sink_->write(line);
-  }
-  for (const metrics::EpStepRecord& line : result.ep_step) sink_->write(line);
-  sink_->write(result.counters);
-  for (const metrics::ReconfigureRecord& line : grow_records(result.ep)) {
-    sink_->write(line);
-    summary_->add_reconfigure(line);
-  }
-  for (const metrics::ReconfigureRecord& line : result.reconfigures) {
-    sink_->write(line);
-    summary_->add_reconfigure(line);
-  }
-  sink_->flush();
-  const int64_t assignments =
-      result.record.tokens * config_.moe.top_k * static_cast<int64_t>(capacity_.layer_ids().size());
-  summary_->add_step(result.record, result.ep_step, assignments);
-}
-
-void Trainer::evaluate_and_write(int64_t step) {
-  const EvalResult result =
-      evaluate(ctx_, world_, config_, decoder_, *valid_data_, capacity_, signals_, step);
-  stop_ = stop_ || result.stopped;
-  // A part of the held-out text has another loss: no line for it.
-  if (!sink_ || result.stopped) return;
-  const metrics::EvalRecord record{.step = step,
-                                   .loss = result.loss,
-                                   .tokens = result.tokens,
-                                   .dropped_assignments = result.dropped_assignments};
-  sink_->write(record);
-  sink_->flush();
-  summary_->set_eval(record);
-  log::info("step ", step, " held-out loss ", result.loss, " over ", result.tokens, " tokens");
-}
-
-void Trainer::run() {
-  if (world_.rank() == 0) {
-    sink_ = std::make_unique<metrics::JsonlSink>(config_.run.dir + "/" + config_.log.metrics);
-    summary_ = std::make_unique<RunSummary>(config_.train.steps, capacity_.facts().worst_case_slots,
-                                            capacity_.facts().balanced_slots);
-    write_run_record();
-  }
-  const int64_t eval_every = config_.train.eval_every;
-  int64_t evaluated_after = 0;
-  int64_t last = 0;
-  for (int64_t s = 1; s <= config_.train.steps && !stop_; ++s) {
-    const StepResult result = step(s);
-    last = s;
-    if (sink_) write(result);
-    const bool show =
-        config_.log.every > 0 && (s == 1 || s % config_.log.every == 0 || s == config_.train.steps);
-    if (sink_ && show) show_progress(result);
-    if (valid_data_ && eval_every > 0 && s % eval_every == 0 && !stop_) {
-      evaluate_and_write(s);
-      evaluated_after = s;
-    }
-  }
-  if (stop_) {
-    log::info("asked to stop: ended after step ", last, " of ", config_.train.steps);
-    return;
-  }
-  if (valid_data_ && evaluated_after != last) evaluate_and_write(last);
-}
-
-void Trainer::show_progress(const StepResult& result) const {
-  double worst = 0.0;
-  int64_t dropped = 0, worst_layer = -1;
-  for (const metrics::EpStepRecord& layer : result.ep_step) {
-    const double share =
-        static_cast<double>(layer.max_total_recv_tokens) / static_cast<double>(layer.capacity);
-    dropped += layer.dropped_assignments.value_or(0);
-    if (share <= worst) continue;
-    worst = share;
-    worst_layer = layer.layer;
-  }
-  const double left = static_cast<double>(config_.train.steps - result.record.step);
-  log::info(progress_line(result.record, config_.train.steps, worst_layer, worst, dropped,
-                          left * summary_->seconds_a_step()));
-}
-
-std::string Trainer::summary_text() const {
-  std::vector<std::string> baselines;
-  // Not for a run that was asked to end: reading all of a large text takes its time.
-  if (config_.data.format == data::TokenFormat::kText && valid_data_ && !stop_) {
-    const data::NgramEntropy entropy =
-        data::ngram_entropy(data::TokenStream::open(config_.data.train, config_.data.format));
-    baselines.push_back(str("  For comparison, byte contexts counted on the training text: bigram ",
-                            entropy.bigram, ", trigram ", entropy.trigram, " nats a byte."));
-  }
-  return summary_->text(baselines);
 }
 
 }  // namespace spillway::train

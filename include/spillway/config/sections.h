@@ -111,14 +111,19 @@ struct TrainConfig {
   int64_t check_replicas = 100;
 };
 
+/// Values of `checkpoint.resume` that are no directory.
+inline constexpr const char* kNoResume = "none";
+inline constexpr const char* kAutoResume = "auto";
+
 /// The section `checkpoint`.
 struct CheckpointConfig {
-  /// Steps between two checkpoints; 0: no periodic ones.
+  /// Steps between two checkpoints, one more after the last step; 0: only when a signal asks.
   int64_t every = 0;
   /// Checkpoints that stay on disk, the newest ones; at least 1.
   int64_t keep = 2;
-  /// "none", "auto" (the newest of the run directory) or a directory.
-  std::string resume = "none";
+  /// "none", "auto" (the newest of the run directory; none there: from the start), or the directory
+  /// of a checkpoint or of a run.
+  std::string resume = kNoResume;
 };
 
 /// The section `log`.

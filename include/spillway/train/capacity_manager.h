@@ -2,6 +2,7 @@
 // Ties the EP session to the capacity controller: what capacities hold in a step, and what changes
 // between two steps.
 
+#include <optional>
 #include <vector>
 
 #include "spillway/capacity/controller.h"
@@ -15,8 +16,14 @@ namespace spillway::train {
 class CapacityManager {
  public:
   /// World collective when the model has MoE layers: bootstraps the session. A dense model has no
-  /// session; everything here is then empty.
-  CapacityManager(Context& ctx, comm::Topology& topology, const config::Config& config);
+  /// session; everything here is then empty. `saved`: what `state` gave in an earlier life of the
+  /// run; capacities and policy go on from it where the config still asks for the same.
+  CapacityManager(Context& ctx, comm::Topology& topology, const config::Config& config,
+                  const std::optional<capacity::ControllerState>& saved = std::nullopt);
+  /// What a checkpoint keeps; none for a dense model.
+  std::optional<capacity::ControllerState> state() const;
+  /// False when `saved` was of another policy or of other sizes, so the policy starts afresh.
+  bool restored() const { return restored_; }
 
   bool has_experts() const { return controller_ != nullptr; }
   ep::Session& session() { return session_; }
@@ -39,6 +46,7 @@ class CapacityManager {
   std::vector<int64_t> layer_ids_;
   capacity::LayerFacts facts_;
   std::unique_ptr<capacity::Controller> controller_;
+  bool restored_ = true;
 };
 
 }  // namespace spillway::train

@@ -12,7 +12,8 @@ struct EvalResult {
   double loss = 0.0;  ///< nats a token, mean over all tokens of the world
   int64_t tokens = 0;
   int64_t dropped_assignments = 0;
-  bool stopped = false;  ///< a signal ended it at a batch boundary; loss is of what was read
+  bool stopped = false;     ///< a signal ended it at a batch boundary; loss is of what was read
+  bool checkpoint = false;  ///< a signal asked for a checkpoint meanwhile
 };
 
 /// Collective of the world. Runs the first `eval_steps` global batches in file order; counts and

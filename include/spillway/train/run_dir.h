@@ -23,8 +23,8 @@ class RunDirLock {
 };
 
 /// Makes the run directory and locks it, or throws ConfigError naming `run.dir`: another job uses
-/// it, it holds metrics or checkpoints of another run, is a file, or cannot be written. Rank 0
-/// only.
-RunDirLock prepare_run_dir(const std::string& dir, const std::string& metrics_name);
+/// it, it holds metrics or checkpoints of another run (unless `resuming`), is a file, or cannot be
+/// written. Rank 0 only.
+RunDirLock prepare_run_dir(const std::string& dir, const std::string& metrics_name, bool resuming);
 
 }  // namespace spillway::train

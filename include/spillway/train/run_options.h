@@ -24,10 +24,11 @@ struct SharedError : Error {
   using Error::Error;
 };
 
-/// Collective of the world. Rank 0 reads and checks the config, and makes the run directory unless
-/// it only validates; every rank returns the same config, or throws SharedError with the same text
-/// and exit code. So a file is read once, and no rank waits for one that failed. `lock` takes rank
-/// 0's hold on the run directory; without it the hold ends here.
+/// Collective of the world. Rank 0 reads and checks the config, finds the checkpoint to go on from
+/// (`checkpoint.resume` comes back as its directory, or "none") and prepares the run directory
+/// unless it only validates; every rank returns the same config, or throws SharedError with the
+/// same text and exit code. So a file is read once, and no rank waits for one that failed. `lock`
+/// takes rank 0's hold on the run directory; without it the hold ends here.
 config::Config shared_config(comm::Communicator& world, const RunOptions& options,
                              RunDirLock* lock = nullptr);
 

@@ -2,9 +2,11 @@
 // The step loop. One object a process; all public calls are collectives of the world.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "spillway/checkpoint/checkpoint.h"
 #include "spillway/config/config.h"
 #include "spillway/data/batches.h"
 #include "spillway/metrics/jsonl_sink.h"
@@ -12,6 +14,7 @@
 #include "spillway/optim/adamw.h"
 #include "spillway/optim/gradient_sync.h"
 #include "spillway/train/capacity_manager.h"
+#include "spillway/train/evaluation.h"
 #include "spillway/train/run_summary.h"
 #include "spillway/train/signals.h"
 
@@ -20,13 +23,19 @@ namespace spillway::train {
 class Trainer {
  public:
   /// Builds model, optimizer, data and EP session. The config must be valid for the world. Keeps
-  /// references; all must outlive it.
+  /// references; all must outlive it. `checkpoint.resume`, unless "none", is the directory of the
+  /// checkpoint to go on from (config/resume_rules.h says which keys may have changed).
   Trainer(Context& ctx, comm::Communicator& world, const config::Config& config,
           SignalGate& signals);
 
-  /// Trains to the last step (or a stop signal), evaluating as configured. Metrics go to the run
-  /// directory, which must exist.
+  /// Trains to the last step (or a stop signal), evaluating and writing checkpoints as configured.
+  /// Metrics and checkpoints go to the run directory, which must exist.
   void run();
+  /// Steps that lie behind, those before the checkpoint included.
+  int64_t steps_done() const { return steps_done_; }
+  /// Writes a checkpoint of the state after the last step; true for `evaluation_due` when the
+  /// evaluation that belongs to it has still to be made.
+  checkpoint::SaveResult save_checkpoint(bool evaluation_due);
 
   /// One optimizer step (1-based): forward, backward, agreement, update, capacity. What rank 0
   /// knows is complete; other ranks see the agreement.
@@ -51,10 +60,16 @@ class Trainer {
   RankReport forward_backward(int64_t step);
   void update(int64_t step, const StepAgreement& agreement);
   StepResult describe(int64_t step, const StepMessage& message, bool updated);
-  void write(const StepResult& result);
-  void evaluate_and_write(int64_t step);
-  void show_progress(const StepResult& result) const;
+  checkpoint::Parts checkpoint_parts();
+  // trainer_run.cpp
+  void begin_output();
   void write_run_record();
+  void warn(const std::string& message);
+  void warn_about_resume();
+  void write(const StepResult& result);
+  void finish_step(bool checkpoint_asked, bool evaluation_only);
+  EvalResult evaluate_and_write();
+  void show_progress(const StepResult& result) const;
 
   Context& ctx_;
   comm::Communicator& world_;
@@ -65,6 +80,7 @@ class Trainer {
   model::Decoder decoder_;
   optim::AdamW optimizer_;
   optim::GradientSync sync_;
+  std::optional<checkpoint::RunState> resumed_;
   CapacityManager capacity_;
   data::BatchSource train_data_;
   std::unique_ptr<data::BatchSource> valid_data_;
@@ -73,6 +89,7 @@ class Trainer {
   std::unique_ptr<RunSummary> summary_;
   std::vector<int64_t> step_capacities_;
   int64_t step_epoch_ = 0;
+  int64_t steps_done_ = 0;
   int64_t updates_ = 0;
   bool stop_ = false;
 };

@@ -153,16 +153,6 @@ INSTANTIATE_TEST_SUITE_P(
                  "recompute.region",
                  "\"moe\"",
                  {"none", "layer", "this version"}},
-        BadValue{"checkpoint_every",
-                 {"checkpoint.every=100"},
-                 "checkpoint.every",
-                 "100",
-                 {"0", "this version"}},
-        BadValue{"resume",
-                 {"checkpoint.resume=auto"},
-                 "checkpoint.resume",
-                 "\"auto\"",
-                 {"none", "this version"}},
         BadValue{"trace", {"log.trace=true"}, "log.trace", "true", {"false", "this version"}}),
     row_name);
 

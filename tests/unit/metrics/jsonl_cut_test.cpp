@@ -37,6 +37,18 @@ TEST(JsonlCut, RemovesLaterStepsAndNothingElse) {
                                "\n" + R"({"type":"warning","step":null})" + "\n");
 }
 
+TEST(JsonlCut, AnEvaluationThatIsMadeAgain) {
+  const TempFiles files;
+  const std::string eval = R"({"type":"eval","step":2})"
+                           "\n";
+  const std::string earlier = R"({"type":"eval","step":1})"
+                              "\n";
+  const std::string path =
+      files.write("m.jsonl", step_line(1) + earlier + step_line(2) + eval + step_line(3));
+  EXPECT_EQ(cut_after(path, 2, /*evaluation_again=*/true), 2);
+  EXPECT_EQ(text_of(path), step_line(1) + earlier + step_line(2));
+}
+
 TEST(JsonlCut, BytesOfKeptLinesStay) {
   const TempFiles files;
   const std::string line = R"({ "type" : "step", "step": 1, "loss": 1.5000 })"
