@@ -178,16 +178,12 @@ Manifest read_manifest(const std::string& checkpoint_dir) {
       committed_text({.bytes = static_cast<int64_t>(text.size()),
                       .checksum = checksum_of(std::as_bytes(std::span(std::as_const(text))))});
   if (found != expected) {
-    // One of the two is damaged; which of them, the form of COMMITTED may tell.
-    const std::string digits = checksum_text(0);
-    const bool formed = found.size() == expected.size() && found.starts_with(kManifestFile) &&
-                        found.ends_with("\n");
-    fail(formed ? path : committed,
-         formed
-             ? str("has checksum ", expected.substr(expected.size() - digits.size() - 1, 16), ", ",
-                   kCommittedFile, " says ", found.substr(found.size() - digits.size() - 1, 16))
-             : str("is damaged: ", found.size(), " bytes; expected: \"", kManifestFile,
-                   " CHECKSUM\""));
+    // Printable, whatever the damage.
+    std::string shown = found.substr(0, expected.size() + 1);
+    for (char& c : shown) c = c >= ' ' && c <= '~' ? c : '?';
+    fail(path,
+         str("or \"", committed, "\" is damaged: the former asks for \"",
+             expected.substr(0, expected.size() - 1), "\", the latter holds \"", shown, "\""));
   }
   return parse_manifest(path, text);
 }
