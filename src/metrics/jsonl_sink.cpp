@@ -47,6 +47,16 @@ void put_counters(Json& json, const CounterValues& values) {
   json["all_to_all_bytes"] = values.all_to_all_bytes;
 }
 
+void put_memory(Json& json, const MemoryByPurpose& bytes) {
+  json["weights"] = bytes.weights;
+  json["gradients"] = bytes.gradients;
+  json["optimizer"] = bytes.optimizer;
+  json["activations"] = bytes.activations;
+  json["receive"] = bytes.receive;
+  json["workspace"] = bytes.workspace;
+  json["data"] = bytes.data;
+}
+
 void append_text(std::string& out, const Json& text) {
   constexpr int kCompact = -1;
   constexpr bool kEnsureAscii = false;
@@ -160,6 +170,7 @@ void JsonlSink::write(const StepRecord& record) {
   json["tflops"] = record.tflops;
   json["mfu"] = value_or_null(record.mfu);
   json["mem_peak_bytes"] = record.mem_peak_bytes;
+  put_memory(json["mem_peak_by_purpose"], record.mem_peak_by_purpose);
   json["skipped"] = record.skipped;
   append_line(pending_, json);
 }

@@ -48,8 +48,10 @@ DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions&
        dtype = x.dtype()](Backward& b) {
         Tensor d_recv = b.take_grad(0);
         Tensor d_gate = b.take_grad(1);
-        if (!d_recv.defined()) d_recv = Tensor::zeros(b.ctx(), rows, dtype);
-        if (!d_gate.defined()) d_gate = Tensor::zeros(b.ctx(), {rows[0]}, accumulator_dtype(dtype));
+        if (!d_recv.defined()) d_recv = Tensor::zeros(b.ctx(), rows, dtype, Purpose::kReceive);
+        if (!d_gate.defined()) {
+          d_gate = Tensor::zeros(b.ctx(), {rows[0]}, accumulator_dtype(dtype), Purpose::kReceive);
+        }
         ep::DispatchBackwardResult back = session.dispatch_backward(handle, d_recv, d_gate);
         b.give(0, std::move(back.dx));
         b.give(1, std::move(back.d_gate));

@@ -38,6 +38,7 @@ void report_fields(Fields&& field, Report& r) {
   field(r.aux_loss);
   field(r.z_loss);
   field(r.mem_peak_bytes);
+  field(r.peak_by_purpose);
   field(r.dropped_assignments);
   field(r.counters);
   field(r.backward_counters);
@@ -54,6 +55,7 @@ void agreement_fields(Fields&& field, Agreement& a) {
   field(a.aux_loss);
   field(a.z_loss);
   field(a.mem_peak_bytes);
+  field(a.peak_by_purpose);
   field(a.all_to_all_bytes);
   field(a.backward_all_to_all_bytes);
   field(a.counters_differ_on);
@@ -122,6 +124,10 @@ StepAgreement reduce(const std::vector<RankReport>& reports, int64_t num_moe_lay
     all.aux_loss += r.aux_loss;
     all.z_loss += r.z_loss;
     all.mem_peak_bytes = std::max(all.mem_peak_bytes, r.mem_peak_bytes);
+    for (size_t purpose = 0; purpose < all.peak_by_purpose.size(); ++purpose) {
+      all.peak_by_purpose[purpose] =
+          std::max(all.peak_by_purpose[purpose], r.peak_by_purpose[purpose]);
+    }
     all.dropped_assignments += r.dropped_assignments;
     all.all_to_all_bytes += r.counters.all_to_all_bytes;
     all.backward_all_to_all_bytes += r.backward_counters.all_to_all_bytes;
@@ -145,6 +151,14 @@ StepAgreement reduce(const std::vector<RankReport>& reports, int64_t num_moe_lay
 }
 
 }  // namespace
+
+PeakBytes peak_bytes(const Allocator& allocator) {
+  PeakBytes peaks{};
+  for (size_t purpose = 0; purpose < peaks.size(); ++purpose) {
+    peaks[purpose] = allocator.use(static_cast<Purpose>(purpose)).peak_bytes;
+  }
+  return peaks;
+}
 
 StepMessage exchange_reports(comm::Communicator& world, const RankReport& mine,
                              int64_t num_moe_layers) {

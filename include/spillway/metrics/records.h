@@ -30,6 +30,20 @@ struct RunRecord {
   std::optional<int64_t> resumed_from;  ///< step of the checkpoint; null for a fresh start
 };
 
+/// Bytes of one rank by what they are for (runtime/allocator.h); `receive`: every tensor with a row
+/// for each slot of capacity.
+struct MemoryByPurpose {
+  int64_t weights = 0;
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  int64_t activations = 0;
+  int64_t receive = 0;
+  int64_t workspace = 0;
+  int64_t data = 0;
+
+  friend bool operator==(const MemoryByPurpose&, const MemoryByPurpose&) = default;
+};
+
 /// `type: "step"`: one optimizer step.
 struct StepRecord {
   int64_t step = 0;            ///< 1-based
@@ -44,7 +58,9 @@ struct StepRecord {
   double tflops = 0;           ///< model TFLOP/s a rank: active parameters, causal attention
   std::optional<double> mfu;   ///< share of the device's peak; null on CPU
   int64_t mem_peak_bytes = 0;  ///< highest of all ranks
-  bool skipped = false;        ///< no rank updated its weights
+  /// Peak of each purpose, the highest of all ranks; they need not have been at one time.
+  MemoryByPurpose mem_peak_by_purpose;
+  bool skipped = false;  ///< no rank updated its weights
 };
 
 /// `type: "ep"`: one MoE layer in one micro-batch of one step.

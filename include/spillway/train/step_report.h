@@ -2,14 +2,20 @@
 // The one world message of a step: every rank reports to rank 0, rank 0 reduces in rank order and
 // broadcasts what all act upon. The bits are the same everywhere by construction.
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "spillway/comm/communicator.h"
 #include "spillway/moe/layer.h"
+#include "spillway/runtime/allocator.h"
 #include "spillway/runtime/counters.h"
 
 namespace spillway::train {
+
+/// Peaks by purpose, in the order of `Purpose`.
+using PeakBytes = std::array<int64_t, kNumPurposes>;
+PeakBytes peak_bytes(const Allocator& allocator);
 
 /// What one rank knows after backward and gradient sync.
 struct RankReport {
@@ -22,6 +28,7 @@ struct RankReport {
   double aux_loss = 0.0;
   double z_loss = 0.0;
   int64_t mem_peak_bytes = 0;
+  PeakBytes peak_by_purpose{};
   int64_t dropped_assignments = 0;  ///< by this rank as receiver
   CounterSet counters;
   CounterSet backward_counters;
@@ -39,6 +46,7 @@ struct StepAgreement {
   double aux_loss = 0.0;
   double z_loss = 0.0;
   int64_t mem_peak_bytes = 0;
+  PeakBytes peak_by_purpose{};            ///< of each the highest of all ranks
   int64_t all_to_all_bytes = 0;           ///< summed over the world
   int64_t backward_all_to_all_bytes = 0;  ///< of it in backward
   int64_t counters_differ_on = -1;  ///< first rank whose counters differ from rank 0's; -1 none
