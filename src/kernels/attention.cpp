@@ -63,4 +63,13 @@ void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
   SPILLWAY_DISPATCH(ctx, attention_backward, args);
 }
 
+int64_t attention_workspace_bytes(const AttentionSizes& sizes, DType dtype, int64_t threads) {
+  return cpu::attention_workspace_bytes(sizes, dtype, threads);
+}
+
+int64_t attention_backward_workspace_bytes(const AttentionSizes& sizes, DType dtype,
+                                           int64_t threads) {
+  return cpu::attention_backward_workspace_bytes(sizes, dtype, threads);
+}
+
 }  // namespace spillway::kernels

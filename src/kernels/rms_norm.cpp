@@ -50,4 +50,8 @@ void rms_norm_backward(Context& ctx, const RmsNormBackwardArgs& args) {
   SPILLWAY_DISPATCH(ctx, rms_norm_backward, args, partial);
 }
 
+int64_t rms_norm_backward_workspace_bytes(int64_t rows, int64_t columns, DType dtype) {
+  return row_chunks(rows).count() * columns * dtype_bytes(accumulator_dtype(dtype));
+}
+
 }  // namespace spillway::kernels

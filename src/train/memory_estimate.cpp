@@ -1,48 +1,48 @@
 #include "spillway/train/memory_estimate.h"
 
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
 
+#include "memory_model.h"
 #include "spillway/capacity/controller.h"
 #include "spillway/model/decoder.h"
-#include "spillway/ops/save_names.h"
 
 namespace spillway::train {
 namespace {
 
-/// Elements that the tape keeps for one token of one layer, rows of C apart: inputs of the norms
-/// and products, q, k, v before and after norm and rotation, the attention's result.
-int64_t layer_elements(const config::Config& config, bool experts) {
-  const model::ModelConfig& m = config.model;
-  const int64_t head_dim = config::decoder_config(config).head_dim();
-  const int64_t q = m.heads * head_dim, kv = m.kv_heads * head_dim;
-  const int64_t stages = m.qk_norm == model::QkNorm::kNone ? 1 : 2;
-  const int64_t attention = stages * (q + kv) + kv + q;
-  const int64_t dense = experts ? config.moe.shared_experts * config.moe.ffn : m.dense_ffn;
-  return 4 * m.hidden + attention + 3 * dense;
+/// What a row of the table is called, in the order of `Purpose`.
+constexpr std::array<const char*, kNumPurposes> kRows{
+    "weights", "gradients", "optimizer", "activations", "receive buffers", "workspace", "data"};
+
+memory::StepFacts step_facts(const config::Config& config, const MemoryOptions& options) {
+  memory::StepFacts facts{.world = options.world, .threads = options.threads};
+  const size_t moe_layers = config::decoder_config(config).moe_layers().size();
+  if (moe_layers == 0) return facts;
+  const std::vector<capacity::LayerFacts> layers(moe_layers, config::layer_facts(config));
+  facts.capacity.assign(moe_layers, layers.front().worst_case_slots);
+  if (!options.worst_case) {
+    facts.capacity = capacity::Controller(config.capacity, layers, config.parallel.ep).capacities();
+  }
+  const int64_t ep = config.parallel.ep;
+  const int64_t assignments = config::tokens_per_micro_batch(config) * config.moe.top_k;
+  const int64_t stay = options.worst_case && ep > 1 ? 0 : assignments / ep;
+  facts.rows_sent = assignments - stay;
+  return facts;
 }
 
-/// Bytes of one slot that the tape keeps of a MoE layer until its backward begins.
-int64_t kept_row_bytes(const config::Config& config) {
-  if (config.recompute.region == model::RecomputeRegion::kNone) {
-    return capacity_sized_row_bytes(config);
-  }
-  const DType dtype = config::compute_dtype(config);
-  int64_t bytes = 0;
-  for (const std::string& name : config.recompute.save) {
-    if (name == ops::kSaveDispatch) {
-      bytes += config.model.hidden * dtype_bytes(dtype) + dtype_bytes(accumulator_dtype(dtype));
-    }
-    if (name == ops::kSaveExpertUp) bytes += 2 * config.moe.ffn * dtype_bytes(dtype);
-    if (name == ops::kSaveExpertAct) bytes += config.moe.ffn * dtype_bytes(dtype);
-  }
-  return bytes;
-}
-
-std::string mib(int64_t bytes) {
+std::string size_text(int64_t bytes) {
   std::ostringstream out;
-  out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / 1048576.0 << " MiB";
+  out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / 1048576.0 << " MiB ("
+      << bytes << ")";
   return out.str();
+}
+
+void add_row(std::ostream& out, const std::string& name, const std::string& first,
+             const std::string& worst) {
+  constexpr int kNameWidth = 18, kSizeWidth = 28;
+  out << "  " << std::left << std::setw(kNameWidth) << name << std::setw(kSizeWidth) << first
+      << worst << "\n";
 }
 
 }  // namespace
@@ -53,57 +53,37 @@ int64_t capacity_sized_row_bytes(const config::Config& config) {
   return elements * dtype_bytes(dtype) + dtype_bytes(accumulator_dtype(dtype));
 }
 
-MemoryEstimate estimate_memory(const config::Config& config) {
-  const DType dtype = config::compute_dtype(config);
-  const model::DecoderConfig decoder = config::decoder_config(config);
-  MemoryEstimate estimate;
-  int64_t parameters = 0;
-  for (const nn::ParameterSpec& spec : model::parameter_specs(decoder, dtype)) {
-    parameters += spec.local_shape(config.parallel.ep).numel();
+MemoryEstimate estimate_memory(const config::Config& config, const MemoryOptions& options) {
+  const memory::StepFacts facts = step_facts(config, options);
+  memory::Ledger ledger;
+  memory::walk_training(config, facts, ledger);
+  MemoryEstimate estimate{.total = ledger.total_peak()};
+  for (size_t i = 0; i < estimate.by_purpose.size(); ++i) {
+    estimate.by_purpose[i] = ledger.peak(static_cast<Purpose>(i));
   }
-  const int64_t acc = dtype_bytes(accumulator_dtype(dtype));
-  estimate.weights = parameters * dtype_bytes(dtype);
-  estimate.gradients = parameters * acc;
-  // Two moments, and a master copy where the weights are not fp32 themselves.
-  estimate.optimizer = parameters * 4 * (dtype == DType::kF32 ? 2 : 3);
-
-  const int64_t tokens = config::tokens_per_micro_batch(config);
-  const auto moe_layers = static_cast<int64_t>(decoder.moe_layers().size());
-  const int64_t kept = config.recompute.region == model::RecomputeRegion::kNone
-                           ? moe_layers * layer_elements(config, true) +
-                                 (config.model.layers - moe_layers) * layer_elements(config, false)
-                           : config.model.layers * config.model.hidden;
-  estimate.activations =
-      tokens * (kept * dtype_bytes(dtype) + moe_layers * 2 * config.moe.experts * acc +
-                2 * config.model.hidden * dtype_bytes(dtype) + 2 * config.model.vocab_size * acc);
-  if (moe_layers > 0) {
-    const capacity::LayerFacts facts = config::layer_facts(config);
-    const capacity::Controller controller(config.capacity, {facts}, config.parallel.ep);
-    // All rows of one layer are there while it runs; of the others what is kept.
-    const int64_t kept_row = kept_row_bytes(config);
-    const int64_t row = kept_row * (moe_layers - 1) + capacity_sized_row_bytes(config);
-    estimate.receive_chosen = row * controller.capacities().front();
-    estimate.receive_worst_case = row * facts.worst_case_slots;
-  }
+  for (const int64_t slots : facts.capacity) estimate.capacity = std::max(estimate.capacity, slots);
   return estimate;
 }
 
-std::string describe_model(const config::Config& config, int64_t world) {
+std::string describe_model(const config::Config& config, int64_t world, int64_t threads) {
   const model::ParameterCounts counts = model::count_parameters(config::decoder_config(config));
-  const MemoryEstimate m = estimate_memory(config);
+  const MemoryEstimate first = estimate_memory(config, {.world = world, .threads = threads});
+  const MemoryEstimate worst =
+      estimate_memory(config, {.world = world, .threads = threads, .worst_case = true});
   std::ostringstream out;
   out << "world " << world << " = ep " << config.parallel.ep << " x dp "
       << world / config.parallel.ep << "\n"
       << "parameters: " << counts.total << " total, " << counts.active << " active a token\n"
-      << "memory a rank (estimate):\n"
-      << "  weights                        " << mib(m.weights) << "\n"
-      << "  gradients                      " << mib(m.gradients) << "\n"
-      << "  optimizer                      " << mib(m.optimizer) << "\n"
-      << "  activations                    " << mib(m.activations) << "\n"
-      << "  rows of capacity, first step   " << mib(m.receive_chosen) << "\n"
-      << "  rows of capacity, worst case   " << mib(m.receive_worst_case) << "\n"
-      << "  total, first step              "
-      << mib(m.weights + m.gradients + m.optimizer + m.activations + m.receive_chosen);
+      << "memory of a rank in training, the highest of all ranks (estimate, bytes in brackets):\n";
+  add_row(out, "", "first step", "worst case");
+  add_row(out, "capacity, slots", str(first.capacity), str(worst.capacity));
+  for (size_t i = 0; i < kRows.size(); ++i) {
+    add_row(out, kRows[i], size_text(first.by_purpose[i]), size_text(worst.by_purpose[i]));
+  }
+  add_row(out, "total", size_text(first.total), size_text(worst.total));
+  out << "Each row is its own peak with " << threads << " threads a rank; the total is the peak of "
+      << "the sum. Receive buffers: all that has\na row a slot. Not in it: MPI, the C library, the "
+      << "program, metrics, mapped data files, blocks kept for reuse,\nevaluation, checkpoints.";
   return out.str();
 }
 

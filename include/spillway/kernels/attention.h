@@ -34,4 +34,16 @@ struct AttentionBackwardArgs {
 };
 void attention_backward(Context& ctx, const AttentionBackwardArgs& args);
 
+struct AttentionSizes {
+  int64_t batch = 0;     ///< B
+  int64_t length = 0;    ///< S
+  int64_t heads = 0;     ///< Hq
+  int64_t kv_heads = 0;  ///< Hk
+  int64_t head_dim = 0;  ///< D
+};
+/// Bytes of workspace that all threads together hold at most during one call.
+int64_t attention_workspace_bytes(const AttentionSizes& sizes, DType dtype, int64_t threads);
+int64_t attention_backward_workspace_bytes(const AttentionSizes& sizes, DType dtype,
+                                           int64_t threads);
+
 }  // namespace spillway::kernels

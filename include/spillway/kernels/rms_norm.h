@@ -21,4 +21,7 @@ struct RmsNormBackwardArgs {
 };
 void rms_norm_backward(Context& ctx, const RmsNormBackwardArgs& args);
 
+/// Bytes of workspace that `rms_norm_backward` of x [rows, columns] holds.
+int64_t rms_norm_backward_workspace_bytes(int64_t rows, int64_t columns, DType dtype);
+
 }  // namespace spillway::kernels

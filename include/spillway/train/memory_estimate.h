@@ -1,29 +1,40 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
 #include "spillway/config/config.h"
+#include "spillway/runtime/allocator.h"
 
 namespace spillway::train {
 
-/// Bytes that one slot of capacity costs in a MoE layer while the tape holds it: recv_tokens,
-/// recv_gate, the two projections' rows, the activation and the expert output.
+/// Bytes that one slot of capacity costs in a MoE layer: recv_tokens, recv_gate, the two
+/// projections' rows, the activation and the expert output. All but the expert output stay until
+/// the layer's backward (without recompute).
 int64_t capacity_sized_row_bytes(const config::Config& config);
 
-/// Bytes of one rank, from the config alone: nothing is allocated.
+/// Peaks of one rank in a training step, as its allocator counts them, from the config alone:
+/// nothing is allocated. The step is walked once more over blocks that are only counted
+/// (src/train/memory_*.h).
 struct MemoryEstimate {
-  int64_t weights = 0;
-  int64_t gradients = 0;
-  int64_t optimizer = 0;
-  int64_t activations = 0;  ///< what the tape holds at the end of a forward, without rows of C
-  /// All tensors with C rows that are there at once, at the capacity of the first step.
-  int64_t receive_chosen = 0;
-  int64_t receive_worst_case = 0;  ///< the same at worst case
+  std::array<int64_t, kNumPurposes> by_purpose{};  ///< not all at one time
+  int64_t total = 0;                               ///< peak of the sum
+  int64_t capacity = 0;                            ///< slots of the largest layer; 0: dense model
+
+  int64_t of(Purpose purpose) const { return by_purpose[static_cast<size_t>(purpose)]; }
 };
 
-MemoryEstimate estimate_memory(const config::Config& config);
-/// What `train --validate` prints: parameter counts and the estimate, a line each.
-std::string describe_model(const config::Config& config, int64_t world);
+struct MemoryOptions {
+  int64_t world = 1;    ///< ranks; a multiple of parallel.ep
+  int64_t threads = 1;  ///< of a rank: each has scratch of its own
+  /// Buffers that hold any routing, and every row leaves its rank. False: the capacity of the first
+  /// step, and an even share of the rows leaves.
+  bool worst_case = false;
+};
+MemoryEstimate estimate_memory(const config::Config& config, const MemoryOptions& options);
+
+/// What `train --validate` prints: parameter counts and the memory table, a line each.
+std::string describe_model(const config::Config& config, int64_t world, int64_t threads = 1);
 
 }  // namespace spillway::train

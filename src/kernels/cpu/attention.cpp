@@ -307,4 +307,25 @@ void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
   });
 }
 
+int64_t attention_workspace_bytes(const AttentionSizes& sizes, DType dtype, int64_t threads) {
+  const int64_t rows = std::min(kQueryRows, sizes.length);
+  int64_t elements = rows * sizes.length;  // scores
+  if (dtype == DType::kBF16) {             // widened q, k or v, out
+    elements += (2 * rows + sizes.length) * sizes.head_dim;
+  }
+  const int64_t tasks = sizes.batch * sizes.heads * ceil_div(sizes.length, kQueryRows);
+  return std::min(threads, tasks) * elements * dtype_bytes(accumulator_dtype(dtype));
+}
+
+int64_t attention_backward_workspace_bytes(const AttentionSizes& sizes, DType dtype,
+                                           int64_t threads) {
+  const int64_t rows = std::min(kQueryRows, sizes.length);
+  int64_t elements = 2 * (rows + sizes.head_dim) * sizes.length;  // scores, dscores, dk, dv
+  if (dtype == DType::kBF16) {                                    // widened q, dout, dq, k, v
+    elements += (3 * rows + 2 * sizes.length) * sizes.head_dim;
+  }
+  const int64_t tasks = sizes.batch * sizes.kv_heads;
+  return std::min(threads, tasks) * elements * dtype_bytes(accumulator_dtype(dtype));
+}
+
 }  // namespace spillway::kernels::cpu
