@@ -2,6 +2,8 @@
 // A fixture of tests/fixtures/parity and the same model in Spillway, on one rank or with its
 // experts spread over two.
 
+#include <gtest/gtest.h>
+
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
