@@ -69,9 +69,9 @@ INSTANTIATE_TEST_SUITE_P(Cuts, GradAccumTest,
 
 class BalanceTermTest : public BatchSplitTest, public testing::WithParamInterface<Split> {
  protected:
-  config::Config aux_config() const {
+  config::Config aux_config(moe::AuxLoss kind = moe::AuxLoss::kSwitch) const {
     config::Config config = base_config();
-    config.moe.router.aux_loss = moe::AuxLoss::kSwitch;
+    config.moe.router.aux_loss = kind;
     config.moe.router.aux_coef = kStrongAux;
     return config;
   }
@@ -120,6 +120,79 @@ TEST_P(BalanceTermTest, ZLossIsInvariantToEverySplit) {
     SCOPED_TRACE(str("grad_accum ", accum));
     EXPECT_TRUE(close(parts.record.z_loss, whole.record.z_loss, kLossTolerance));
     expect_equal(parts, whole);
+  }
+}
+
+TEST_P(BalanceTermTest, SequenceLossIsInvariantToEverySplit) {
+  const Split split = GetParam();
+  for (const moe::ScoreFunction score :
+       {moe::ScoreFunction::kSoftmax, moe::ScoreFunction::kSigmoid}) {
+    config::Config config = aux_config(moe::AuxLoss::kSequence);
+    config.moe.router.score = score;
+    const FirstStep whole = first_step(config, {1, 1}, 8, 1);
+    ASSERT_TRUE(!is_root() || whole.record.aux_loss >= 1.0) << "1 is perfect balance";
+    for (int64_t accum = 1; accum * split.world() <= 8; accum *= 2) {
+      const FirstStep parts = first_step(config, split, 8 / split.world() / accum, accum);
+      if (!is_root()) continue;
+      SCOPED_TRACE(str("grad_accum ", accum));
+      EXPECT_TRUE(close(parts.record.aux_loss, whole.record.aux_loss, kLossTolerance));
+      expect_equal(parts, whole);
+    }
+  }
+}
+
+TEST_P(BalanceTermTest, GlobalLossIsInvariantOverRanksAtFixedWorldTimesMicroBatch) {
+  const Split split = GetParam();
+  const config::Config config = aux_config(moe::AuxLoss::kGlobal);
+  for (const int64_t accum : {1, 2}) {
+    SCOPED_TRACE(str("grad_accum ", accum));
+    const FirstStep one = first_step(config, {1, 1}, 8 / accum, accum);
+    const FirstStep many = first_step(config, split, 8 / accum / split.world(), accum);
+    if (!is_root()) continue;
+    EXPECT_TRUE(close(many.record.aux_loss, one.record.aux_loss, kLossTolerance));
+    EXPECT_GE(one.record.aux_loss, 1.0);
+    expect_equal(many, one);
+  }
+}
+
+TEST_P(BalanceTermTest, GlobalLossOfMoreMicroBatchesIsAnother) {
+  const Split split = GetParam();
+  const config::Config config = aux_config(moe::AuxLoss::kGlobal);
+  const FirstStep whole = first_step(config, split, 8 / split.world(), 1);
+  const FirstStep parts = first_step(config, split, 4 / split.world(), 2);
+  if (!is_root()) return;
+  EXPECT_GT(parts.record.aux_loss, whole.record.aux_loss * (1.0 + kVisible));
+}
+
+TEST_P(BalanceTermTest, EachTermHasItsOwnValue) {
+  const Split split = GetParam();
+  std::vector<double> values;
+  for (const moe::AuxLoss kind :
+       {moe::AuxLoss::kSequence, moe::AuxLoss::kSwitch, moe::AuxLoss::kGlobal}) {
+    values.push_back(first_step(aux_config(kind), split, 2, 1).record.aux_loss);
+  }
+  EXPECT_EQ(first_step(base_config(), split, 2, 1).record.aux_loss, 0.0) << "none";
+  if (!is_root()) return;
+  // The more tokens are taken together, the more even is their load.
+  EXPECT_GT(values[0], values[1] * (1.0 + kVisible));
+  if (split.world() > 1) {
+    EXPECT_GT(values[1], values[2] * (1.0 + kVisible));
+  } else {
+    EXPECT_TRUE(close(values[1], values[2], kLossTolerance)) << "one rank is all ranks";
+  }
+}
+
+TEST_P(BalanceTermTest, RecomputedLayersGiveTheSameBits) {
+  const Split split = GetParam();
+  for (const moe::AuxLoss kind :
+       {moe::AuxLoss::kSwitch, moe::AuxLoss::kSequence, moe::AuxLoss::kGlobal}) {
+    config::Config config = aux_config(kind);
+    const FirstStep plain = first_step(config, split, 2, 1);
+    config.recompute.region = model::RecomputeRegion::kLayer;
+    const FirstStep again = first_step(config, split, 2, 1);
+    if (!is_root()) continue;
+    EXPECT_TRUE(same_bits(again.record.aux_loss, plain.record.aux_loss));
+    EXPECT_TRUE(same_bits(again.gradients, plain.gradients));
   }
 }
 

@@ -21,6 +21,9 @@ class StepReportTest : public TrainTest {
     report.aux_loss = 3.0 * by_rank(rank());
     report.z_loss = 4.0 * by_rank(rank());
     report.mem_peak_bytes = 1000 - rank();
+    // One purpose is highest on the first rank, another on the last.
+    report.peak_by_purpose[0] = 100 - rank();
+    report.peak_by_purpose[kNumPurposes - 1] = 200 + rank();
     report.dropped_assignments = 5 * static_cast<int64_t>(by_rank(rank()));
     report.counters.all_to_all_bytes = 7 * static_cast<int64_t>(by_rank(rank()));
     report.backward_counters.all_to_all_bytes = static_cast<int64_t>(by_rank(rank()));
@@ -48,6 +51,8 @@ TEST_F(StepReportTest, SumsAndMaximaAreTheSameEverywhere) {
   EXPECT_EQ(all.aux_loss, 3.0 * ones());
   EXPECT_EQ(all.z_loss, 4.0 * ones());
   EXPECT_EQ(all.mem_peak_bytes, 1000);
+  EXPECT_EQ(all.peak_by_purpose.front(), 100);
+  EXPECT_EQ(all.peak_by_purpose.back(), 200 + world().size() - 1);
   EXPECT_EQ(all.dropped_assignments, 5 * static_cast<int64_t>(ones()));
   EXPECT_EQ(all.all_to_all_bytes, 7 * static_cast<int64_t>(ones()));
   EXPECT_EQ(all.backward_all_to_all_bytes, static_cast<int64_t>(ones()));
@@ -124,6 +129,30 @@ TEST_F(StepReportTest, DemandAndCapacityAreMaximaOfEachLayer) {
   const StepAgreement all = exchange_reports(world(), report, 2).agreement;
   EXPECT_EQ(all.demand, (std::vector<int64_t>{200, 7 + world().size() - 1}));
   EXPECT_EQ(all.capacity_end, (std::vector<int64_t>{136, 16 + world().size() - 1}));
+}
+
+TEST_F(StepReportTest, ExpertCountsAreAddedOnceAGroupAndMicroBatch) {
+  // Groups of `ep` ranks, all of whom know the counts of their group.
+  for (int ep = 1; ep <= world().size(); ep *= 2) {
+    RankReport report = mine();
+    const auto group = static_cast<int64_t>(by_rank(rank() / ep));
+    for (const int64_t index : {0, 1, 0}) {
+      moe::LayerRecord record = layer(index, std::vector<int64_t>(static_cast<size_t>(ep), 8), 8);
+      record.ledger.expert_tokens = {group, 3 * group, 0, index};
+      report.layers.push_back(record);
+    }
+    const StepAgreement all = exchange_reports(world(), report, 3).agreement;
+    int64_t groups = 0, ones_of_groups = 0;
+    for (int r = 0; r < world().size(); r += ep, ++groups) {
+      ones_of_groups += static_cast<int64_t>(by_rank(r / ep));
+    }
+    ASSERT_EQ(all.expert_counts.size(), 3U) << "ep " << ep;
+    EXPECT_EQ(all.expert_counts[0],
+              (std::vector<int64_t>{2 * ones_of_groups, 6 * ones_of_groups, 0, 0}));
+    EXPECT_EQ(all.expert_counts[1],
+              (std::vector<int64_t>{ones_of_groups, 3 * ones_of_groups, 0, groups}));
+    EXPECT_TRUE(all.expert_counts[2].empty()) << "a layer without a report";
+  }
 }
 
 struct FlagCase {

@@ -22,6 +22,26 @@ const Variant kVariants[] = {
     {"top_1", [](config::Config& c) { c.moe.top_k = 1; }},
     {"top_all", [](config::Config& c) { c.moe.top_k = c.moe.experts; }},
     {"softmax_after_topk", [](config::Config& c) { c.moe.router.softmax_before_topk = false; }},
+    {"sigmoid_groups_bias",
+     [](config::Config& c) {
+       c.moe.router.score = moe::ScoreFunction::kSigmoid;
+       c.moe.router.scale = 2.446;
+       c.moe.router.groups = 4;
+       c.moe.router.topk_groups = 2;
+       c.moe.router.bias_update_rate = 0.001;
+       c.moe.router.aux_loss = moe::AuxLoss::kSequence;
+     }},
+    {"sqrtsoftplus_global",
+     [](config::Config& c) {
+       c.moe.router.score = moe::ScoreFunction::kSqrtSoftplus;
+       c.moe.router.aux_loss = moe::AuxLoss::kGlobal;
+     }},
+    {"softmax_groups_bias",
+     [](config::Config& c) {
+       c.moe.router.groups = 2;
+       c.moe.router.topk_groups = 1;
+       c.moe.router.bias_update_rate = 0.001;
+     }},
     {"no_clip_no_decay",
      [](config::Config& c) {
        c.optim.clip = 0.0;
