@@ -12,17 +12,19 @@ namespace spillway::kernels::cpu {
 template <typename A, typename Score>
 void offer_topk(const Score& score_of, int64_t begin, int64_t end, int64_t seen, int64_t k,
                 int32_t* ids, A* best) {
-  for (int64_t e = begin; e < end; ++e) {
-    const int64_t count = seen + (e - begin);
-    const A score = score_of(e);
-    if (count >= k && !(score > best[k - 1])) continue;
-    int64_t place = std::min(count, k - 1);
+  const auto insert = [=](int64_t e, A score, int64_t place) {
     for (; place > 0 && best[place - 1] < score; --place) {
       best[place] = best[place - 1];
       ids[place] = ids[place - 1];
     }
     best[place] = score;
     ids[place] = static_cast<int32_t>(e);
+  };
+  int64_t e = begin;
+  for (; e < end && seen < k; ++e, ++seen) insert(e, score_of(e), seen);
+  for (; e < end; ++e) {
+    const A score = score_of(e);
+    if (score > best[k - 1]) insert(e, score, k - 1);
   }
 }
 
