@@ -13,9 +13,11 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "files are little endian");
 
-constexpr uint64_t kFactor = 0x9fb21c651e98df25ULL;  // odd: multiplication is a bijection
+// Odd: multiplication is a bijection.
+constexpr uint64_t kWordFactor = 0xd6e8feb86659fd93ULL;
+constexpr uint64_t kLaneFactor = 0x9fb21c651e98df25ULL;
 
-uint64_t fold(uint64_t hash, uint64_t word) { return mix64(hash ^ word) * kFactor; }
+uint64_t fold(uint64_t hash, uint64_t word) { return mix64(hash ^ word) * kLaneFactor; }
 
 }  // namespace
 
@@ -29,7 +31,8 @@ void Checksum::take_blocks(const std::byte* data, size_t blocks) {
   for (size_t block = 0; block < blocks; ++block, data += kBlockBytes) {
     std::array<uint64_t, kLanes> words;
     std::memcpy(words.data(), data, kBlockBytes);
-    for (size_t i = 0; i < kLanes; ++i) lanes[i] = std::rotl((lanes[i] ^ words[i]) * kFactor, 29);
+    for (size_t i = 0; i < kLanes; ++i)
+      lanes[i] = std::rotl(lanes[i] + words[i] * kWordFactor, 31) * kLaneFactor;
   }
   lanes_ = lanes;
 }

@@ -2,13 +2,15 @@
 // The checksum of checkpoint files: 64 bits, made to find damage (no defence against forgery).
 //
 // A file is cut into chunks of 4 MiB. In a chunk (padded with zero bytes to a multiple of 64), word
-// i of 8 bytes, little endian, goes into lane i mod 8:  lane = rotl((lane ^ word) * kFactor, 29).
-// The lanes, which start at mix64(1) ... mix64(8), and then the chunk's length are folded with h =
-// mix64(h ^ x) * kFactor,  h starting at 0. The file's checksum folds the chunks' in the same way,
-// and then the number of bytes. Every step is a bijection of the word that it takes in, so two
-// files that differ within one word of 8 bytes never have the same checksum; others collide with a
-// chance of about 2^-64. Chunks are independent: a file is verified by as many threads as there
-// are.
+// i of 8 bytes, little endian, goes into lane i mod 8:
+//   lane = rotl(lane + word * kWordFactor, 31) * kLaneFactor.
+// The lanes, which start at mix64(1) ... mix64(8), and then the chunk's length are folded with
+//   h = mix64(h ^ x) * kLaneFactor,  h = 0 at the start.
+// The file's checksum folds the chunks' in the same way, and then the number of bytes. Every step
+// is a bijection of the word that it takes in, so two files that differ within one word of 8 bytes
+// never have the same checksum; two multiplications a word keep a few flipped bits in several words
+// from undoing each other; other files collide with a chance of about 2^-64. Chunks are
+// independent: a file is verified by as many threads as there are.
 
 #include <array>
 #include <cstddef>
