@@ -49,7 +49,6 @@ class OptimizerState : public ::testing::Test {
                                  model::parameter_specs(model_.config, DType::kBF16));
     Single target(model_, DType::kBF16);
     target.replica.fill(kSalt);
-    const Tensor first = target.replica.optimizer.pieces().front().m;
     for (const optim::StatePiece& piece : target.replica.optimizer.pieces()) {
       for (Tensor t : {piece.m, piece.v, piece.master}) t.zero();
     }
