@@ -35,10 +35,12 @@ std::vector<ResumeCase> cases() {
   const int ranks = comm::make_mpi_world()->size();
   std::vector<ResumeCase> possible;
   for (const ResumeCase& c : all) {
-    if (c.split.world() <= ranks) possible.push_back(c);
+    if (c.split.world() == ranks) possible.push_back(c);  // fewer: in a job of their own
   }
   return possible;
 }
+
+std::string case_name(const testing::TestParamInfo<ResumeCase>& info) { return info.param.name; }
 
 /// What a step leaves behind on this rank.
 struct Trail {
@@ -125,8 +127,9 @@ TEST_P(ResumeTest, GoesOnBitForBit) {
       if (wanted) checkpoints[done] = run.trainer.save_checkpoint(false).path;
     });
   }
-  // The case shows what it is meant to: the policy acted.
-  EXPECT_NE(straight.capacities.front(), straight.capacities.back());
+  // The case shows what it is meant to: the policy acted (at ep = 1 there is nothing to size).
+  const bool acted = straight.capacities.front() != straight.capacities.back();
+  EXPECT_EQ(acted, GetParam().split.ep > 1);
 
   for (const auto& [n, m] : stops) {
     SCOPED_TRACE(str("stopped after ", n, ", ", m, " more"));
@@ -153,8 +156,7 @@ TEST_P(ResumeTest, GoesOnBitForBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Splits, ResumeTest, testing::ValuesIn(cases()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Splits, ResumeTest, testing::ValuesIn(cases()), case_name);
 
 /// Another split of the same global batch: the state is the same, the steps agree to rounding.
 class ResumeElsewhere : public TrainTest, public testing::WithParamInterface<ResumeCase> {};
@@ -185,17 +187,17 @@ TEST_P(ResumeElsewhere, StateIsExactAndTheRunGoesOn) {
   elsewhere.checkpoint.resume = path;
   TrainRun run(*ranks, elsewhere);
   EXPECT_EQ(run.trainer.steps_done(), kBefore);
-  EXPECT_TRUE(same_bits(gather_weights(run), weights));
+  const NamedValues restored = gather_weights(run);
   const StepResults steps = train_steps(run, kBefore + 1, 2);
   if (!is_root()) return;
+  EXPECT_TRUE(same_bits(restored, weights));
   for (size_t i = 0; i < steps.size(); ++i) {
     EXPECT_TRUE(close(steps[i].record.loss, later[i].record.loss, kRounding));
     EXPECT_TRUE(close(steps[i].record.grad_norm, later[i].record.grad_norm, kRounding));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Splits, ResumeElsewhere, testing::ValuesIn(cases()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Splits, ResumeElsewhere, testing::ValuesIn(cases()), case_name);
 
 }  // namespace
 }  // namespace spillway::train

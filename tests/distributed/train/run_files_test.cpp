@@ -34,7 +34,7 @@ class RunDirTest : public TrainTest {
  protected:
   static std::string refusal(const fs::path& dir) {
     try {
-      prepare_run_dir(dir.string(), "metrics.jsonl");
+      prepare_run_dir(dir.string(), "metrics.jsonl", false);
       return "";
     } catch (const ConfigError& error) {
       return error.what();
@@ -60,10 +60,17 @@ TEST_F(RunDirTest, OneInUseIsRefused) {
   if (!is_root()) return;
   const fs::path dir = folder() / "run";
   {
-    const RunDirLock held = prepare_run_dir(dir.string(), "metrics.jsonl");
+    const RunDirLock held = prepare_run_dir(dir.string(), "metrics.jsonl", false);
     EXPECT_NE(refusal(dir).find("in use by another job"), std::string::npos);
   }
   EXPECT_EQ(refusal(dir), "") << "free again";
+}
+
+TEST_F(RunDirTest, OneWithMetricsIsTakenByARunThatResumes) {
+  if (!is_root()) return;
+  fs::create_directories(folder() / "run" / "checkpoints");
+  std::ofstream(folder() / "run" / "metrics.jsonl") << "{}\n";
+  EXPECT_NO_THROW(prepare_run_dir((folder() / "run").string(), "metrics.jsonl", true));
 }
 
 TEST_F(RunDirTest, OneWithMetricsIsRefused) {
@@ -278,7 +285,7 @@ class WholeRunTest : public TrainTest {
     return c;
   }
   void prepare(const config::Config& c) {
-    if (is_root()) prepare_run_dir(c.run.dir, c.log.metrics);
+    if (is_root()) prepare_run_dir(c.run.dir, c.log.metrics, false);
     world().barrier();
   }
 };
