@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "suggestion.h"
+
 namespace spillway::config {
 namespace {
 
@@ -36,6 +38,24 @@ std::string in_quotes(std::string_view text) {
 void fail(std::string_view path, std::string_view value, std::string_view allowed) {
   throw ConfigError(one_line(str(shortened(path, kMaxPathLength), " is ",
                                  shortened(value, kMaxValueLength), "; allowed: ", allowed)));
+}
+
+void fail_name(std::string_view path, std::string_view name, std::string_view shown_value,
+               const std::vector<std::string>& names) {
+  throw ConfigError(
+      one_line(str(shortened(path, kMaxPathLength), " is ", shortened(shown_value, kMaxValueLength),
+                   "; ", hint(name, names), "allowed: ", joined(names))));
+}
+
+std::string hint(std::string_view name, const std::vector<std::string>& names) {
+  const std::string near = nearest(name, names);
+  return near.empty() ? "" : str("did you mean \"", near, "\"? ");
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  return list;
 }
 
 }  // namespace spillway::config

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "spillway/core/error.h"
 
@@ -20,5 +21,12 @@ std::string in_quotes(std::string_view text);
 
 /// Throws ConfigError "PATH is VALUE; allowed: ALLOWED".
 [[noreturn]] void fail(std::string_view path, std::string_view value, std::string_view allowed);
+/// The same for a name that is none of `names`: a near one is suggested.
+[[noreturn]] void fail_name(std::string_view path, std::string_view name,
+                            std::string_view shown_value, const std::vector<std::string>& names);
+/// "did you mean "NAME"? ", or nothing.
+std::string hint(std::string_view name, const std::vector<std::string>& names);
+/// "a, b, c".
+std::string joined(const std::vector<std::string>& names);
 
 }  // namespace spillway::config

@@ -5,18 +5,8 @@
 #include <utility>
 
 #include "later.h"
-#include "suggestion.h"
 
 namespace spillway::config {
-namespace {
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string list;
-  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  return list;
-}
-
-}  // namespace
 
 JsonReader::JsonReader(const Json& object, std::string path)
     : object_(object), path_(std::move(path)) {
@@ -104,10 +94,9 @@ void JsonReader::finish() const {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
     std::vector<std::string> names = known_;
     for (std::string& later : later_names(path_)) names.push_back(std::move(later));
-    const std::string hint = nearest(key, names);
-    throw ConfigError(one_line(str(
-        shortened(path_of(key), 80), " is no known key (its value is ", shortened(shown(value), 40),
-        "); ", hint.empty() ? "" : "did you mean \"" + hint + "\"? ", "allowed: ", joined(names))));
+    throw ConfigError(one_line(str(shortened(path_of(key), 80), " is no known key (its value is ",
+                                   shortened(shown(value), 40), "); ", hint(key, names),
+                                   "allowed: ", joined(names))));
   }
 }
 

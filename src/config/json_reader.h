@@ -29,9 +29,13 @@ class JsonReader {
   void choice(std::string_view name, Enum& value, const Choices& choices) {
     const Json* json = find(name);
     if (json == nullptr) return;
-    if (!json->is_string() || !parse_choice(choices, json->get_ref<const std::string&>(), value)) {
-      fail(path_of(name), shown(*json), choice_list(choices));
+    if (json->is_string() && parse_choice(choices, json->get_ref<const std::string&>(), value)) {
+      return;
     }
+    std::vector<std::string> names;
+    for (const auto& [text, choice] : choices) names.emplace_back(text);
+    fail_name(path_of(name), json->is_string() ? json->get_ref<const std::string&>() : "",
+              shown(*json), names);
   }
   template <class Body>
   void object(std::string_view name, Body&& body) {

@@ -136,18 +136,26 @@ void check_parallel(const Config& config, int64_t world_size) {
 void check_capacity(const Config& config) {
   const auto problems = capacity::check(config.capacity, config.moe.alignment);
   if (problems.empty()) return;
+  const std::string& policy = config.capacity.policy;
+  if (capacity::find_policy(policy) == nullptr) {
+    std::vector<std::string> names;
+    for (const capacity::PolicyEntry& known : capacity::policy_table()) {
+      names.emplace_back(known.name);
+    }
+    // Without one that is near, the text may say that the policy is not in this version.
+    if (!hint(policy, names).empty()) {
+      fail_name("capacity.policy", policy, in_quotes(policy), names);
+    }
+  }
   throw ConfigError(one_line(str(problems.front().path, " ", problems.front().text)));
 }
 
 void check_recompute(const model::RecomputeConfig& recompute) {
   for (size_t i = 0; i < recompute.save.size(); ++i) {
     const std::string& name = recompute.save[i];
-    std::string allowed;
-    for (const std::string_view known : ops::kSaveNames)
-      allowed += str(allowed.empty() ? "" : ", ", known);
-    require(
-        std::find(ops::kSaveNames.begin(), ops::kSaveNames.end(), name) != ops::kSaveNames.end(),
-        str("recompute.save[", i, "]"), in_quotes(name), allowed);
+    const std::vector<std::string> known(ops::kSaveNames.begin(), ops::kSaveNames.end());
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    fail_name(str("recompute.save[", i, "]"), name, in_quotes(name), known);
   }
 }
 
