@@ -22,7 +22,7 @@ FIELDS = {
     "run": {"config", "git_commit", "world", "ep", "dp", "device", "threads", "parameters",
             "resumed_from"},
     "step": {"step", "loss", "aux_loss", "z_loss", "grad_norm", "lr", "tokens", "step_ms",
-             "tokens_per_s", "tflops", "mfu", "mem_peak_bytes", "skipped"},
+             "tokens_per_s", "tflops", "mfu", "mem_peak_bytes", "mem_peak_by_purpose", "skipped"},
     "ep": {"step", "micro_batch", "layer", "epoch", "capacity", "capacity_end",
            "total_recv_tokens", "recv_assignments", "slot_counts_sum", "dropped_assignments",
            "dropped_by_expert", "dropped_by_source", "fully_dropped_tokens", "padding_slots",
