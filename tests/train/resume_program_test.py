@@ -273,7 +273,9 @@ class SignalTest(ResumeCase):
     def stop_and_go_on(self, sent, code, settings, wait):
         """Stops a job by a signal at launch.sh, then goes on and compares with an unstopped run."""
         config = self.config(**settings)
-        straight = self.straight(config)
+        if not self.straight_dir.exists():
+            self.straight(config)
+        straight = read_metrics(self.straight_dir)
         job = self.place.start(2, config)
         wait()
         start = time.monotonic()
@@ -286,33 +288,42 @@ class SignalTest(ResumeCase):
         self.assert_same_run(straight)
         return stopped_after
 
-    def in_training(self, sent, code):
-        settings = {"train__steps": 300}
-        done = self.stop_and_go_on(sent, code, settings, lambda: self.wait_for(
-            lambda: self.steps_so_far() >= 3, "3 steps"))
-        self.assertLess(done, 300)
+    STOPS = ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR2, 0))
 
-    def test_sigterm_in_training(self):
-        self.in_training(signal.SIGTERM, 143)
+    def each_stop(self, settings, wait):
+        for sent, code in self.STOPS:
+            with self.subTest(signal=sent.name):
+                shutil.rmtree(self.place.run_dir, ignore_errors=True)
+                self.stop_and_go_on(sent, code, settings, wait)
 
-    def test_sigint_in_training(self):
-        self.in_training(signal.SIGINT, 130)
+    def test_stop_in_training(self):
+        self.each_stop({"train__steps": 120},
+                       lambda: self.wait_for(lambda: self.steps_so_far() >= 3, "3 steps"))
 
-    def test_sigusr2_in_training(self):
-        self.in_training(signal.SIGUSR2, 0)
-
-    def test_sigterm_in_evaluation(self):
+    def test_stop_in_evaluation(self):
         # The only evaluation is the one after the last step, and it takes most of the time.
         settings = {"train__steps": 2, "train__eval_steps": 300,
                     "data__valid": [str(self.place.folder / "text.txt")]}
-        self.stop_and_go_on(signal.SIGTERM, 143, settings, lambda: self.wait_for(
-            lambda: self.steps_so_far() == 2, "2 steps"))
+        self.each_stop(settings,
+                       lambda: self.wait_for(lambda: self.steps_so_far() == 2, "2 steps"))
 
-    def test_sigterm_while_writing_checkpoints(self):
-        # After every step: that is where nearly all the time goes.
-        settings = {"train__steps": 40, "checkpoint__every": 1}
-        self.stop_and_go_on(signal.SIGTERM, 143, settings, lambda: self.wait_for(
-            lambda: len(list(self.place.run_dir.glob("checkpoints/*"))) >= 2, "a checkpoint"))
+    def test_stop_while_a_checkpoint_is_written(self):
+        # One after every step: that is where nearly all the time goes.
+        def in_a_write():
+            return any(not (folder / "COMMITTED").exists()
+                       for folder in self.place.run_dir.glob("checkpoints/step-*"))
+        self.each_stop({"train__steps": 30, "checkpoint__every": 1},
+                       lambda: self.wait_for(in_a_write, "a checkpoint that is being written"))
+
+    def test_sigusr1_in_evaluation(self):
+        config = self.config(train__steps=1, train__eval_steps=300,
+                             data__valid=[str(self.place.folder / "text.txt")])
+        job = self.place.start(2, config)
+        self.wait_for(lambda: self.steps_so_far() == 1, "a step")
+        job.send_signal(signal.SIGUSR1)
+        self.finish(job)
+        self.assertEqual(checkpoints(self.place.run_dir), ["step-00000001"])
+        self.assertEqual(len(of_type(read_metrics(self.place.run_dir), "eval")), 1)
 
     def test_sigusr1_writes_and_goes_on(self):
         config = self.config(train__steps=100000)
@@ -333,9 +344,10 @@ class SignalTest(ResumeCase):
     def test_directory_in_use(self):
         job = self.place.start(2, self.config(train__steps=100000))
         self.wait_for(lambda: self.steps_so_far() >= 1, "a step")
-        code, _, err = self.place.start(1, self.config(parallel__ep=1), "--resume",
-                                        "auto").communicate(timeout=STOP_S), None, None
-        self.assertIn("in use", code[1])
+        other = self.place.start(1, self.config(parallel__ep=1), "--resume", "auto")
+        _, err = other.communicate(timeout=STOP_S)
+        self.assertEqual(other.returncode, 2)
+        self.assertIn("in use", err)
         job.send_signal(signal.SIGTERM)
         self.finish(job, 143)
 
