@@ -1,7 +1,6 @@
-// The closing words of a run, the line on the console, the memory table.
+// The closing words of a run, the line on the console, operations of a step.
 #include "spillway/train/run_summary.h"
 
-#include "spillway/train/memory_estimate.h"
 #include "spillway/train/model_flops.h"
 #include "support/train_fixture.h"
 
@@ -109,87 +108,7 @@ TEST(ProgressLineTest, HasStepLossDemandAndTimeLeft) {
             "step 30/300  loss 2.3457  1234 tokens/s  SKIPPED  ETA 1:00");
 }
 
-// ---- memory -------------------------------------------------------------------------------------
-
-// The flat tensors of gradients and moments pad each parameter to 16 elements.
-constexpr int64_t kMaxPaddingElements = 15;
-
-class MemoryTest : public TrainTest,
-                   public testing::WithParamInterface<std::tuple<Split, DType>> {};
-
-TEST_P(MemoryTest, EstimateIsWhatIsAllocated) {
-  const auto& [split, dtype] = GetParam();
-  auto ranks = first_ranks(split.world());
-  if (!ranks) return;
-  config::Config config = with_split(base_config(), split, 2, 1);
-  config.run.dtype = dtype;
-  config.model.first_dense_layers = 1;
-  config.moe.shared_experts = 1;
-  const MemoryEstimate estimate = estimate_memory(config);
-  TrainRun run(*ranks, config);
-  const Allocator& memory = *run.ctx.allocator();
-  const auto count = static_cast<int64_t>(run.trainer.parameters().all().size());
-  const int64_t slack = count * kMaxPaddingElements * 4;
-  EXPECT_GE(memory.use(Purpose::kWeights).current_bytes, estimate.weights);
-  EXPECT_LE(memory.use(Purpose::kWeights).current_bytes, estimate.weights + slack);
-  EXPECT_GE(memory.use(Purpose::kGradients).current_bytes, estimate.gradients);
-  EXPECT_LE(memory.use(Purpose::kGradients).current_bytes, estimate.gradients + slack);
-  EXPECT_GE(memory.use(Purpose::kOptimizer).current_bytes, estimate.optimizer);
-  EXPECT_LE(memory.use(Purpose::kOptimizer).current_bytes, estimate.optimizer + 3 * slack);
-  // A peak of one step is seen by the step's record.
-  const Trainer::StepResult step = run.trainer.step(1);
-  EXPECT_GT(step.record.mem_peak_bytes, estimate.weights + estimate.gradients + estimate.optimizer);
-}
-
-INSTANTIATE_TEST_SUITE_P(Splits, MemoryTest,
-                         testing::Combine(testing::ValuesIn(all_splits()),
-                                          testing::Values(DType::kF32, DType::kBF16)),
-                         [](const auto& test) {
-                           return split_name(std::get<0>(test.param)) + "_" +
-                                  std::string(dtype_name(std::get<1>(test.param)));
-                         });
-
-TEST_F(TrainTest, MemoryEstimateFollowsCapacityAndWorstCase) {
-  config::Config config = with_split(base_config(), {2, 1}, 2, 1);
-  const int64_t row = capacity_sized_row_bytes(config);
-  EXPECT_EQ(row, (2 * 32 + 3 * 32) * 4 + 4);
-  const capacity::LayerFacts facts = config::layer_facts(config);
-  MemoryEstimate estimate = estimate_memory(config);
-  EXPECT_EQ(estimate.receive_chosen, 2 * row * facts.worst_case_slots);
-  EXPECT_EQ(estimate.receive_worst_case, estimate.receive_chosen);
-  config.capacity.policy = "factor";
-  config.capacity.factor.factor = 1.0;
-  config.capacity.on_overflow = capacity::OnOverflow::kDrop;
-  estimate = estimate_memory(config);
-  EXPECT_EQ(estimate.receive_chosen, 2 * row * facts.balanced_slots);
-  EXPECT_LT(estimate.receive_chosen, estimate.receive_worst_case);
-}
-
-TEST_F(TrainTest, MemoryEstimateOfARecomputedLayerHoldsTheRowsOfOne) {
-  config::Config config = with_split(base_config(), {2, 1}, 2, 1);
-  config.recompute.region = model::RecomputeRegion::kLayer;
-  const int64_t row = capacity_sized_row_bytes(config);
-  const int64_t slots = config::layer_facts(config).worst_case_slots;
-  EXPECT_EQ(estimate_memory(config).receive_chosen, row * slots);
-  config.recompute.save = {"router", "dispatch"};
-  EXPECT_EQ(estimate_memory(config).receive_chosen, (row + 32 * 4 + 4) * slots);
-  config.recompute.save = {"expert_up", "expert_act"};
-  EXPECT_EQ(estimate_memory(config).receive_chosen, (row + 3 * 32 * 4) * slots);
-}
-
-TEST_F(TrainTest, MemoryDescriptionNamesWorldAndParameters) {
-  config::Config config = with_split(base_config(), {2, 1}, 2, 1);
-  const std::string text = describe_model(config, 4);
-  EXPECT_EQ(text.find("world 4 = ep 2 x dp 2\n"), 0U) << text;
-  const model::ParameterCounts counts = model::count_parameters(config::decoder_config(config));
-  EXPECT_NE(text.find(str("parameters: ", counts.total, " total, ", counts.active, " active")),
-            std::string::npos)
-      << text;
-  for (const char* row :
-       {"weights ", "gradients ", "optimizer ", "activations ", "first step ", "worst case "}) {
-    EXPECT_NE(text.find(row), std::string::npos) << row;
-  }
-}
+// ---- flops --------------------------------------------------------------------------------------
 
 TEST_F(TrainTest, FlopsCountActiveParametersAndCausalAttention) {
   config::Config config = with_split(base_config(), {1, 1}, 2, 3);

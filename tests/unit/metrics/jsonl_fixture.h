@@ -75,6 +75,13 @@ inline StepRecord step_record() {
   record.tokens_per_s = 200415.9;
   record.tflops = 0.125;
   record.mem_peak_bytes = 9'000'000'000;
+  record.mem_peak_by_purpose = {.weights = 1,
+                                .gradients = 2,
+                                .optimizer = 3,
+                                .activations = 5'000'000'000,
+                                .receive = 5,
+                                .workspace = 6,
+                                .data = 7};
   return record;
 }
 

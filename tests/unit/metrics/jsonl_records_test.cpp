@@ -47,13 +47,24 @@ TEST_F(Jsonl, RunRefusesAConfigThatIsNoObject) {
 
 TEST_F(Jsonl, Step) {
   StepRecord record = step_record();
-  const Json expected = {{"type", "step"},   {"step", 17},
-                         {"loss", 5.25},     {"aux_loss", 1.0625},
-                         {"z_loss", 0.1},    {"grad_norm", 12.5},
-                         {"lr", 3e-4},       {"tokens", 16384},
-                         {"step_ms", 81.75}, {"tokens_per_s", 200415.9},
-                         {"tflops", 0.125},  {"mfu", nullptr},
-                         {"skipped", false}, {"mem_peak_bytes", 9'000'000'000}};
+  const Json by_purpose = {
+      {"weights", 1}, {"gradients", 2}, {"optimizer", 3}, {"activations", 5'000'000'000},
+      {"receive", 5}, {"workspace", 6}, {"data", 7}};
+  const Json expected = {{"mem_peak_by_purpose", by_purpose},
+                         {"type", "step"},
+                         {"step", 17},
+                         {"loss", 5.25},
+                         {"aux_loss", 1.0625},
+                         {"z_loss", 0.1},
+                         {"grad_norm", 12.5},
+                         {"lr", 3e-4},
+                         {"tokens", 16384},
+                         {"step_ms", 81.75},
+                         {"tokens_per_s", 200415.9},
+                         {"tflops", 0.125},
+                         {"mfu", nullptr},
+                         {"skipped", false},
+                         {"mem_peak_bytes", 9'000'000'000}};
   EXPECT_EQ(json_of(record), expected);
   record.mfu = 0.375;
   record.skipped = true;
