@@ -82,6 +82,7 @@ RunState parse_state(const OrderedJson& json) {
   json.at("version").get_to(state.version);
   json.at("step").get_to(state.step);
   json.at("updates").get_to(state.updates);
+  json.at("epoch").get_to(state.epoch);
   json.at("evaluation_due").get_to(state.evaluation_due);
   json.at("world").get_to(state.world);
   json.at("ep").get_to(state.ep);
@@ -112,6 +113,7 @@ std::string manifest_text(const Manifest& manifest) {
   json["version"] = state.version;
   json["step"] = state.step;
   json["updates"] = state.updates;
+  json["epoch"] = state.epoch;
   json["evaluation_due"] = state.evaluation_due;
   json["world"] = state.world;
   json["ep"] = state.ep;

@@ -7,8 +7,8 @@
 
 namespace spillway::ep {
 
-Session::Session(Context& ctx, comm::Topology& topology)
-    : ctx_(ctx), topology_(topology), buffers_(std::make_unique<Buffers>()) {}
+Session::Session(Context& ctx, comm::Topology& topology, int64_t first_epoch)
+    : ctx_(ctx), topology_(topology), epoch_(first_epoch), buffers_(std::make_unique<Buffers>()) {}
 
 Session::~Session() = default;
 

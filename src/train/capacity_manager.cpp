@@ -6,9 +6,10 @@ using capacity::OnOverflow;
 
 CapacityManager::CapacityManager(Context& ctx, comm::Topology& topology,
                                  const config::Config& config,
-                                 const std::optional<capacity::ControllerState>& saved)
+                                 const std::optional<capacity::ControllerState>& saved,
+                                 int64_t first_epoch)
     : config_(config),
-      session_(ctx, topology),
+      session_(ctx, topology, first_epoch),
       layer_ids_(config::decoder_config(config).moe_layers()) {
   if (layer_ids_.empty()) return;
   facts_ = config::layer_facts(config);

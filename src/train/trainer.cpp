@@ -73,7 +73,8 @@ Trainer::Trainer(Context& ctx, comm::Communicator& world, const config::Config& 
       optimizer_(ctx, store_, topology_, config.optim, config.parallel.zero == 1),
       sync_(store_, topology_, optimizer_.layout()),
       resumed_(read_resumed(config)),
-      capacity_(ctx, topology_, config, resumed_ ? resumed_->controller : std::nullopt),
+      capacity_(ctx, topology_, config, resumed_ ? resumed_->controller : std::nullopt,
+                resumed_ ? resumed_->epoch + 1 : 0),
       train_data_(open_source(config, config.data.train, world)),
       tape_(ctx) {
   if (!config.data.valid.empty()) {

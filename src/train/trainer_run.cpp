@@ -67,6 +67,7 @@ EvalResult Trainer::evaluate_and_write() {
 checkpoint::SaveResult Trainer::save_checkpoint(bool evaluation_due) {
   const checkpoint::RunState state{.step = steps_done_,
                                    .updates = updates_,
+                                   .epoch = capacity_.session().epoch(),
                                    .evaluation_due = evaluation_due,
                                    .controller = capacity_.state(),
                                    .config_json = config::to_json_text(config_),

@@ -99,6 +99,10 @@ class ResumeTest(ResumeCase):
         self.run_job(whole, "--resume", "auto")
         runs = of_type(read_metrics(self.place.run_dir), "run")
         self.assertEqual([line["resumed_from"] for line in runs], [None, 5])
+        # The resumed session is a new epoch of the same run.
+        epochs = {step: {line["epoch"] for line in of_type(read_metrics(self.place.run_dir), "ep")
+                         if line["step"] == step} for step in (5, 6)}
+        self.assertGreater(min(epochs[6]), max(epochs[5]))
         self.assert_same_run(straight)
         last = "checkpoints/step-00000009"
         self.assertEqual(tensors(self.place.run_dir / last), tensors(self.straight_dir / last))

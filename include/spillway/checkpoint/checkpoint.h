@@ -21,6 +21,7 @@ namespace spillway::checkpoint {
 struct RunState {
   int64_t step = 0;             ///< optimizer steps done; also the cursor of the data
   int64_t updates = 0;          ///< updates of the optimizer; skipped steps make none
+  int64_t epoch = 0;            ///< of the EP session; a resumed run begins with the next
   bool evaluation_due = false;  ///< an evaluation after `step` was cut short
   std::optional<capacity::ControllerState> controller;  ///< absent for a dense model
   /// The resolved config, JSON. Comes back with the same keys and values in the same order, laid

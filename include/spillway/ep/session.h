@@ -80,7 +80,8 @@ struct ReconfigureCost {
 class Session {
  public:
   /// Keeps references; both must outlive the session.
-  Session(Context& ctx, comm::Topology& topology);
+  /// The epoch starts from `first_epoch`: a resumed run counts on from the run before it.
+  Session(Context& ctx, comm::Topology& topology, int64_t first_epoch = 0);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;

@@ -19,7 +19,8 @@ class CapacityManager {
   /// session; everything here is then empty. `saved`: what `state` gave in an earlier life of the
   /// run; capacities and policy go on from it where the config still asks for the same.
   CapacityManager(Context& ctx, comm::Topology& topology, const config::Config& config,
-                  const std::optional<capacity::ControllerState>& saved = std::nullopt);
+                  const std::optional<capacity::ControllerState>& saved = std::nullopt,
+                  int64_t first_epoch = 0);
   /// What a checkpoint keeps; none for a dense model.
   std::optional<capacity::ControllerState> state() const;
   /// False when `saved` was of another policy or of other sizes, so the policy starts afresh.

@@ -45,6 +45,7 @@ class Checkpoint : public ::testing::Test {
 RunState full_state() {
   RunState state = state_at(1234567);
   state.updates = 1234000;
+  state.epoch = 56;
   state.evaluation_due = true;
   state.threads = 3;
   state.version = "abc-\"dirty\"";
@@ -79,6 +80,7 @@ TEST_F(Checkpoint, StateComesBackToTheBit) {
   const RunState state = read_state(result.path);
   EXPECT_EQ(state.step, saved.step);
   EXPECT_EQ(state.updates, saved.updates);
+  EXPECT_EQ(state.epoch, saved.epoch);
   EXPECT_EQ(state.evaluation_due, saved.evaluation_due);
   EXPECT_EQ(state.version, saved.version);
   EXPECT_EQ(state.threads, saved.threads);
