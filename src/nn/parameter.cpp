@@ -97,9 +97,9 @@ void ParameterStore::initial_values(Context& ctx, const Parameter& parameter, in
   initialise(ctx, spec, seed_, first_element(spec, ep_rank_, numel) + begin, out);
 }
 
-void ParameterStore::zero_gradients() {
+void ParameterStore::zero_gradients(Context& ctx) {
   for (Tensor& gradient : gradients_) {
-    if (gradient.defined()) gradient.zero();
+    if (gradient.defined()) kernels::fill(ctx, 0.0, gradient);
   }
 }
 

@@ -107,7 +107,7 @@ RankReport Trainer::forward_backward(int64_t step) {
   RankReport report;
   const int64_t cells = world_.size() * config_.train.grad_accum;
   const int64_t tokens = config::sequences_per_step(config_, world_.size()) * config_.data.seq;
-  store_.zero_gradients();
+  store_.zero_gradients(ctx_);
   ctx_.counters().reset();
   ctx_.allocator()->reset_peaks();
   for (int64_t m = 0; m < config_.train.grad_accum; ++m) {

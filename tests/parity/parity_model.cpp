@@ -163,7 +163,7 @@ Tensor ParityModel::logits() {
 }
 
 void ParityModel::compute_gradients() {
-  store.zero_gradients();
+  store.zero_gradients(ctx);
   autograd::Tape tape(ctx);
   const model::ForwardResult result = decoder_.forward(tape, tokens_, targets_, call());
   tape.backward(result.objective);

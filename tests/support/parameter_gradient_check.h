@@ -43,7 +43,7 @@ inline std::vector<int64_t> sampled_elements(int64_t size, int64_t count, uint64
 inline ::testing::AssertionResult parameter_gradients_match(
     Context& ctx, nn::ParameterStore& store, const ScalarFunction& f, int64_t count = 24,
     const std::vector<std::string>& unused = {}) {
-  store.zero_gradients();
+  store.zero_gradients(ctx);
   {
     autograd::Tape tape(ctx);
     tape.backward(f(tape));

@@ -61,7 +61,7 @@ class ParameterStore {
   const std::vector<Parameter>& all() const { return parameters_; }
   /// Throws Error naming the parameter when there is none.
   Parameter& at(std::string_view name);
-  void zero_gradients();
+  void zero_gradients(Context& ctx);
   /// Elements [begin, begin + out.numel()) of the parameter's local value as they started, whatever
   /// has become of them; in f32 they are those that a bf16 value was rounded from.
   void initial_values(Context& ctx, const Parameter& parameter, int64_t begin, Tensor& out) const;

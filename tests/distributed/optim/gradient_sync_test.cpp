@@ -145,7 +145,7 @@ TEST_P(SyncAtEp, SumsOnATapeAfterTheLastMicroBatch) {
   autograd::Tape tape(model.ctx);
   sync.attach(tape);
   for (int step = 0; step < 2; ++step) {
-    model.store.zero_gradients();
+    model.store.zero_gradients(model.ctx);
     for (int micro_batch = 0; micro_batch < kMicroBatches; ++micro_batch) {
       if (micro_batch == kMicroBatches - 1) sync.begin_last_micro_batch();
       tape.backward(record_uses(model, tape), Tensor::zeros(model.ctx, {1}, DType::kF32));

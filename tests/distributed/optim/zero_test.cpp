@@ -33,7 +33,7 @@ struct Replica {
   /// Gradients of step `t`, other ones on every rank: not integers, so that every other order of
   /// additions would give other bits.
   void fill(int t) {
-    model.store.zero_gradients();
+    model.store.zero_gradients(model.ctx);
     const Rng rng(static_cast<uint64_t>(t), static_cast<uint64_t>(model.world->rank()));
     fill_gradients(model.store, model.topology.ep_rank(), [&](int64_t position, int64_t index) {
       return static_cast<float>(rng.normal_at(static_cast<uint64_t>(position * 1000 + index)));

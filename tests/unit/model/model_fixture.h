@@ -67,7 +67,7 @@ struct TestModel {
   ForwardResult forward(Tape& tape) { return decoder.forward(tape, tokens, targets, call()); }
   /// Forward and backward into zeroed gradients; the objective.
   double step() {
-    store.zero_gradients();
+    store.zero_gradients(ctx);
     Tape tape(ctx);
     const ForwardResult result = forward(tape);
     const double objective = ops::scalar_value(result.objective.value());

@@ -193,14 +193,14 @@ TEST_F(ParameterStoreTest, BackwardFillsTheFlatGradientAndZeroGradientsEmptiesIt
   for (const double g : to_doubles(flat)) sum += g;
   EXPECT_EQ(sum, 7.0);
   EXPECT_EQ(flat.data<float>()[store.at("norm").gradient_offset + 6], 1.0F);
-  store.zero_gradients();
+  store.zero_gradients(ctx_);
   EXPECT_EQ(to_doubles(flat), std::vector<double>(static_cast<size_t>(flat.numel()), 0.0));
 }
 
 TEST_F(ParameterStoreTest, AModelWithoutExpertsHasAnEmptyExpertGradient) {
   ParameterStore store(ctx_, {dense("w", {3})}, 1, 4, 3);
   EXPECT_EQ(store.flat_gradient(SyncGroup::kExpert).numel(), 0);
-  EXPECT_NO_THROW(store.zero_gradients());
+  EXPECT_NO_THROW(store.zero_gradients(ctx_));
 }
 
 TEST_F(ParameterStoreTest, KeepsTheOrderOfTheSpecs) {
