@@ -97,8 +97,8 @@ TEST_P(BlockOf, AnotherClassIsAnotherBlock) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Allocator, BlockOf,
-                         ::testing::Values(1, 63, 64, 65, 511, 513, 4097, 1'000'001,
-                                           (4 << 20) - 1, 4 << 20, 9'999'999),
+                         ::testing::Values(1, 63, 64, 65, 511, 513, 4097, 1'000'001, (4 << 20) - 1,
+                                           4 << 20, 9'999'999),
                          ::testing::PrintToStringParamName());
 
 class EachPurpose : public ::testing::TestWithParam<int> {};
