@@ -6,6 +6,7 @@ usage: train_program_test.py BUILD_DIR [unittest options]
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,36 @@ class AdaptiveRunTest(ProgramTest):
             elif line["type"] == "reconfigure":
                 held[line["layer"]] = line["new_capacity"]
         self.assertIn("Buffers grew", out)
+
+
+class ZeroTest(ProgramTest):
+    """Optimizer state in the metrics: master, m and v are 12 bytes a parameter of a bf16 model; of a
+    f32 model the master is the weight itself, so 8 are left."""
+
+    def optimizer_bytes(self, **changes):
+        config = self.place.config(model__hidden=64, moe__ffn=48, train__steps=2, **changes)
+        shutil.rmtree(self.place.run_dir, ignore_errors=True)
+        code, _, err = self.place.run(4, config)
+        self.assertEqual(code, 0, err)
+        lines = read_metrics(self.place.run_dir)
+        parameters = of_type(lines, "run")[0]["parameters"]["total"]
+        return of_type(lines, "step")[-1]["mem_peak_by_purpose"]["optimizer"], parameters
+
+    def test_state_is_shared_out(self):
+        experts = 3 * EXPERTS * 64 * 48 * LAYERS
+        for dtype, state in (("bf16", 12), ("f32", 8)):
+            for ep in (1, 2, 4):
+                dp = 4 // ep
+                with self.subTest(dtype=dtype, ep=ep):
+                    held, parameters = self.optimizer_bytes(
+                        run__dtype=dtype, parallel__zero=1, parallel__ep=ep)
+                    # Dense over the world, a rank's experts over its dp group.
+                    wanted = state * ((parameters - experts) / 4 + experts / ep / dp)
+                    self.assertLess(abs(held / wanted - 1), 0.01, f"{held} bytes, not {wanted}")
+                    whole, _ = self.optimizer_bytes(
+                        run__dtype=dtype, parallel__zero=0, parallel__ep=ep)
+                    wanted = state * (parameters - experts + experts / ep)
+                    self.assertLess(abs(whole / wanted - 1), 0.01, f"{whole} bytes, not {wanted}")
 
 
 class BadConfigTest(ProgramTest):
