@@ -13,6 +13,7 @@
 #include "spillway/train/fatal_mark.h"
 #include "spillway/train/memory_estimate.h"
 #include "spillway/train/run_options.h"
+#include "spillway/train/sampling.h"
 #include "spillway/train/trainer.h"
 
 namespace {
@@ -27,6 +28,10 @@ void add_options(CLI::App& app, train::RunOptions& options) {
       "--resume", options.resume,
       "Go on from a checkpoint: auto (the newest of the run directory), none, or its directory");
   app.add_flag("--validate", options.validate, "Check the config, print it and its memory, end");
+  app.add_option("--sample", options.sample, "Generate N tokens from the weights of --resume, end")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--prompt", options.prompt, "With --sample: text (or ids) that comes before");
+  app.add_option("--temperature", options.temperature, "With --sample; 0, the likeliest token");
   app.add_option("--world", options.world, "With --validate: the number of ranks to check for");
 }
 
@@ -44,8 +49,17 @@ int job(const train::RunOptions& options, comm::Communicator& world, train::Sign
     }
     return 0;
   }
-  run_dir = config.run.dir;
   Context ctx(config::device(config), omp_get_max_threads());
+  if (options.sample) {
+    const std::string text = train::sample(ctx, world, config,
+                                           {.count = *options.sample,
+                                            .prompt = options.prompt.value_or(""),
+                                            .temperature = options.temperature.value_or(0.0)});
+    if (world.rank() == 0) std::cout << text << std::endl;
+    world.barrier();
+    return 0;
+  }
+  run_dir = config.run.dir;
   train::Trainer trainer(ctx, world, config, signals);
   trainer.run();
   if (world.rank() == 0) std::cout << "\n" << trainer.summary_text() << std::endl;

@@ -1,5 +1,6 @@
 #include "spillway/train/run_options.h"
 
+#include <cmath>
 #include <iomanip>
 
 #include "spillway/config/json.h"
@@ -7,15 +8,32 @@
 #include "spillway/core/log.h"
 #include "spillway/train/fatal_mark.h"
 #include "spillway/train/resume.h"
+#include "spillway/train/sampling.h"
 #include "wire.h"
 
 namespace spillway::train {
 namespace {
 
+/// Where --sample takes its weights from; everything about it that can be wrong.
+std::string sampled_weights(const RunOptions& options, const config::Config& config) {
+  const double temperature = options.temperature.value_or(0.0);
+  if (!std::isfinite(temperature) || temperature < 0.0) {
+    throw ConfigError(str("--temperature ", temperature, "; allowed: 0 (the likeliest) and above"));
+  }
+  encode_prompt(config, options.prompt.value_or(""));
+  return resolve_weights(config);
+}
+
 /// Everything that can be wrong before anything is allocated.
 std::string checked_config(const RunOptions& options, int world, bool launched, RunDirLock& lock) {
   if (options.world > 0 && !options.validate) {
     throw ConfigError(str("--world ", options.world, ": allowed with --validate only"));
+  }
+  if (options.sample && options.validate) {
+    throw ConfigError("--sample: not allowed with --validate");
+  }
+  if (!options.sample && (options.prompt || options.temperature)) {
+    throw ConfigError("--prompt and --temperature: allowed with --sample only");
   }
   std::vector<std::string> assignments = options.assignments;
   // In quotes: a directory may be called 2027 or true.
@@ -28,11 +46,15 @@ std::string checked_config(const RunOptions& options, int world, bool launched, 
   const int ranks = options.world > 0 ? options.world : world;
   for (const std::string& warning :
        config::validate(config, ranks, {.accept_cuda = options.validate})) {
-    log::warning(warning);
+    if (!options.sample) log::warning(warning);  // they are about training
   }
   if (!options.validate) {
     if (config.parallel.transport == config::Transport::kMpi && !launched) {
       throw ConfigError("parallel.transport: \"mpi\" needs mpirun; allowed without it: auto, self");
+    }
+    if (options.sample) {
+      config.checkpoint.resume = sampled_weights(options, config);
+      return config::to_json_text(config);
     }
     // Locked before it is looked at: another job may be writing its checkpoints there.
     const bool resuming = config.checkpoint.resume != config::kNoResume;
