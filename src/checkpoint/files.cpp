@@ -119,7 +119,9 @@ void remove_path(const std::string& path) {
 
 bool exists(const std::string& path) {
   std::error_code code;
-  return fs::exists(path, code);
+  const bool found = fs::exists(path, code);
+  check(code, path, "cannot be looked for");  // else what cannot be seen now would be removed
+  return found;
 }
 
 }  // namespace spillway::checkpoint

@@ -60,7 +60,9 @@ std::string checked_config(const RunOptions& options, int world, bool launched, 
     const bool resuming = config.checkpoint.resume != config::kNoResume;
     lock = prepare_run_dir(config.run.dir, config.log.metrics, resuming);
     config.checkpoint.resume = resolve_resume(config, ranks);
-    if (resuming) rewind_run_dir(config, config.checkpoint.resume);
+    // With a checkpoint the trainer does it, once all of it has been read and found sound.
+    const bool from_the_start = config.checkpoint.resume == config::kNoResume;
+    if (resuming && from_the_start) rewind_run_dir(config, config.checkpoint.resume);
     remove_fatal_mark(config.run.dir);
   } else {
     config.checkpoint.resume = resolve_resume(config, ranks);

@@ -4,6 +4,7 @@
 #include "spillway/core/log.h"
 #include "spillway/data/ngram_entropy.h"
 #include "spillway/train/ep_metrics.h"
+#include "spillway/train/resume.h"
 #include "spillway/train/trainer.h"
 #include "spillway/train/version.h"
 
@@ -90,6 +91,7 @@ checkpoint::SaveResult Trainer::save_checkpoint(bool evaluation_due) {
 
 void Trainer::begin_output() {
   if (world_.rank() != 0) return;
+  if (resumed_) rewind_run_dir(config_, config_.checkpoint.resume);
   sink_ = std::make_unique<metrics::JsonlSink>(config_.run.dir + "/" + config_.log.metrics);
   summary_ = std::make_unique<RunSummary>(config_.train.steps, capacity_.facts().worst_case_slots,
                                           capacity_.facts().balanced_slots);

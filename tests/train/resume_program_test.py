@@ -241,6 +241,16 @@ class RefusalTest(ResumeCase):
     def test_another_global_batch(self):
         self.refuse(2, ["train.micro_batch"], "--resume", "auto", ranks=4)
 
+    def test_a_damaged_earlier_one_leaves_the_later(self):
+        earlier = self.newest.with_name("step-00000002")
+        path = next(earlier.glob("optimizer-00001*"))
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        self.refuse(4, [path.name], "--resume", str(earlier))
+        self.assertEqual(checkpoints(self.place.run_dir), [earlier.name, self.newest.name])
+        self.assertEqual((self.place.run_dir / "metrics.jsonl").read_bytes(), self.metrics)
+
     def test_nowhere(self):
         self.refuse(4, ["nowhere"], "--resume", str(self.place.folder / "nowhere"))
         (self.place.folder / "empty").mkdir()

@@ -16,7 +16,7 @@ std::string resolve_resume(const config::Config& config, int64_t world);
 
 /// Rank 0 only, with the run directory locked: takes back what a run resumed from `resume` (as
 /// resolved) will write again: lines of metrics of later steps are removed, later checkpoints set
-/// aside.
+/// aside. Not before all ranks have loaded: a run that cannot go on must leave things as they are.
 void rewind_run_dir(const config::Config& config, const std::string& resume);
 
 }  // namespace spillway::train
