@@ -133,6 +133,7 @@ ControllerState Controller::state() const {
   ControllerState state{config_.policy, observed_steps_};
   for (const Layer& layer : layers_) {
     state.worst_case_slots.push_back(layer.facts.worst_case_slots);
+    state.balanced_slots.push_back(layer.facts.balanced_slots);
     state.start_capacities.push_back(layer.start_capacity);
     state.capacities.push_back(layer.facts.capacity);
     state.demands.push_back(layer.history.demands());
@@ -145,6 +146,7 @@ bool Controller::restore(const ControllerState& saved) {
   if (saved.policy != config_.policy) return false;
   const ControllerState now = state();
   if (saved.worst_case_slots != now.worst_case_slots) return false;
+  if (saved.balanced_slots != now.balanced_slots) return false;
   const size_t layers = layers_.size();
   SPILLWAY_CHECK(saved.start_capacities.size() == layers && saved.capacities.size() == layers &&
                      saved.demands.size() == layers && saved.policy_states.size() == layers,

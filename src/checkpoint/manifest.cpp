@@ -41,6 +41,7 @@ OrderedJson controller_json(const capacity::ControllerState& state) {
   json["policy"] = state.policy;
   json["observed_steps"] = state.observed_steps;
   json["worst_case_slots"] = state.worst_case_slots;
+  json["balanced_slots"] = state.balanced_slots;
   json["start_capacities"] = state.start_capacities;
   json["capacities"] = state.capacities;
   json["demands"] = state.demands;
@@ -58,6 +59,7 @@ capacity::ControllerState parse_controller(const OrderedJson& json) {
   json.at("policy").get_to(state.policy);
   json.at("observed_steps").get_to(state.observed_steps);
   json.at("worst_case_slots").get_to(state.worst_case_slots);
+  json.at("balanced_slots").get_to(state.balanced_slots);
   json.at("start_capacities").get_to(state.start_capacities);
   json.at("capacities").get_to(state.capacities);
   json.at("demands").get_to(state.demands);

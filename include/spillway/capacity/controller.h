@@ -34,7 +34,8 @@ struct CapacityChange {
 struct ControllerState {
   std::string policy;
   int64_t observed_steps = 0;
-  std::vector<int64_t> worst_case_slots;  ///< tells whether the layers are still the same
+  std::vector<int64_t> worst_case_slots;  ///< tells whether the layers are still the same, ...
+  std::vector<int64_t> balanced_slots;    ///< ... also over another ep, which this alone may show
   std::vector<int64_t> start_capacities;  ///< tells whether the config still asks for the same
   std::vector<int64_t> capacities;
   std::vector<std::vector<int64_t>> demands;  ///< history, oldest first

@@ -126,6 +126,10 @@ TEST(ControllerState, OfAnotherPolicyOrOtherLayersIsNotTaken) {
   Controller other_split(fixed_at(512), {facts(8, 2048, 512)}, 4);
   EXPECT_FALSE(other_split.restore(before.state()));
   EXPECT_EQ(other_split.capacities(), Slots{512});
+  // With an alignment of 1 the worst case may be that of fewer experts a rank; demand is not.
+  Controller half_the_experts(fixed_at(512), {facts(8, 4096, 256)}, 4);
+  EXPECT_FALSE(half_the_experts.restore(before.state()));
+  EXPECT_EQ(half_the_experts.capacities(), Slots{512});
   Controller more_layers(fixed_at(512), {facts(8, 4096, 512), facts(8, 4096, 512)}, 2);
   EXPECT_FALSE(more_layers.restore(before.state()));
 }

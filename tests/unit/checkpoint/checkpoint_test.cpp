@@ -55,6 +55,7 @@ RunState full_state() {
       .policy = "peak",
       .observed_steps = 77,
       .worst_case_slots = {4096, 8192},
+      .balanced_slots = {512, 1024},
       .start_capacities = {1024, std::numeric_limits<int64_t>::max()},
       .capacities = {2048, 1},
       .demands = {{1, 2, 3}, {}},
@@ -91,6 +92,7 @@ TEST_F(Checkpoint, StateComesBackToTheBit) {
   EXPECT_EQ(state.controller->policy, saved.controller->policy);
   EXPECT_EQ(state.controller->observed_steps, saved.controller->observed_steps);
   EXPECT_EQ(state.controller->worst_case_slots, saved.controller->worst_case_slots);
+  EXPECT_EQ(state.controller->balanced_slots, saved.controller->balanced_slots);
   EXPECT_EQ(state.controller->start_capacities, saved.controller->start_capacities);
   EXPECT_EQ(state.controller->capacities, saved.controller->capacities);
   EXPECT_EQ(state.controller->demands, saved.controller->demands);
