@@ -84,13 +84,15 @@ fi
 rank_command=(sh -c 'trap "" USR1 USR2; exec "$@"' rank "$program" --config "$config" "$@")
 
 job=
-stop_code=0    # 143, 130 or 129 once a stop was asked for
+stopping=0     # 1 once a stop was asked for
+stop_code=0    # what to return then: 143, 130, 129, or 0 for SIGUSR2
 stopped_at=0   # SECONDS when it was
 given_up=0     # 1: ended without waiting for a checkpoint
 forward() { [[ -z $job ]] || kill -s "$1" "$job" 2>/dev/null || true; }
 # shellcheck disable=SC2317  # called by the traps
 on_stop() {
-  if ((stop_code == 0)); then
+  if ((stopping == 0)); then
+    stopping=1
     stop_code=$1
     stopped_at=$SECONDS
     forward USR2
@@ -109,11 +111,35 @@ trap '' USR1 USR2
 setsid "${mpirun_command[@]}" "${rank_command[@]}" &
 job=$!
 trap 'forward USR1' USR1
-trap 'forward USR2' USR2
+trap 'on_stop 0' USR2
+
+# A process that mpirun started and that still runs.
+has_ranks() {
+  local child children
+  children=$(cat /proc/"$job"/task/*/children 2>/dev/null) || true
+  for child in $children; do
+    if grep -q '^State:[[:space:]]*[^Z]' "/proc/$child/status" 2>/dev/null; then return 0; fi
+  done
+  return 1
+}
+# mpirun itself may hang in its clean-up after a rank was killed (seen with Open MPI 4.1.4 and PMIx
+# 4.2.2, once in some 200 kills): it has 8 s from when its last rank has gone.
+watch_for_hang() {
+  local seen=0 alone=0
+  while sleep 1 && kill -0 "$job"; do
+    if has_ranks; then
+      seen=1 alone=0
+    elif ((seen == 1 && ++alone >= 8)); then
+      kill -s KILL "$job"
+    fi
+  done
+}
+watch_for_hang >/dev/null 2>&1 &
+watcher=$!
 
 # A trapped signal ends `wait` early; the job is over only when its process is gone.
 while kill -0 "$job" 2>/dev/null; do
-  if ((stop_code == 0)); then
+  if ((stopping == 0)); then
     wait "$job" || true
   else
     # Asked again and again, in case the first came before the ranks listened.
@@ -123,7 +149,8 @@ while kill -0 "$job" 2>/dev/null; do
 done
 code=0
 wait "$job" || code=$?
+kill "$watcher" 2>/dev/null || true
 # A stop that went well, one that nobody waited for, one that met a rank in its first moment
 # (128 + SIGUSR2) with nothing to save yet. Any other code is the job's own failure.
-if ((code == 0 || given_up == 1 || (stop_code != 0 && code == 140))); then code=$stop_code; fi
+if ((code == 0 || given_up == 1 || (stopping == 1 && code == 140))); then code=$stop_code; fi
 exit "$code"

@@ -191,6 +191,26 @@ class LaunchTest(unittest.TestCase):
         for rank in range(NUM_RANKS):
             self.assertIn("SIGUSR2", self.signals(rank))
 
+    def test_sigusr2_during_a_slow_start_is_not_lost(self):
+        self.start("late")
+        wait_for(lambda: len(list(self.folder.glob("started.*"))) == NUM_RANKS, "start")
+        self.job.send_signal(signal.SIGUSR2)
+        self.assertEqual(self.finish(), 0)
+
+    @unittest.skipUnless(Path(f"/proc/self/task/{os.getpid()}/children").exists(),
+                         "the kernel does not list children")
+    def test_an_mpirun_that_hangs_after_its_ranks_is_ended(self):
+        """As the real one does now and then when a rank was killed."""
+        stand_in = self.folder / "mpirun"
+        stand_in.write_text('#!/usr/bin/env bash\nsleep 2\ntouch "${0%/*}/alone"\n'
+                            "mkfifo ${0%/*}/nobody\nread -r x <${0%/*}/nobody\n")
+        stand_in.chmod(0o755)
+        self.start("run", env={**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"})
+        wait_for((self.folder / "alone").exists, "mpirun without ranks")
+        start = time.monotonic()
+        self.assertEqual(self.finish(), 128 + signal.SIGKILL)
+        self.assertLess(time.monotonic() - start, 10)
+
     def test_stop_at_once_leaves_nothing(self):
         self.start("run")
         time.sleep(0.05)

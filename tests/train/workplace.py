@@ -130,13 +130,14 @@ class Workplace:
         return [pid for pid, command in self.processes() if command.endswith("/bin/train")]
 
     def close(self):
-        for job in self.jobs:
-            if job.poll() is None:
-                job.kill()
-                job.communicate()
+        left = [job for job in self.jobs if job.poll() is None]
+        for job in left:
+            job.kill()
         for pid, _ in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+        for job in left:  # not before: processes of the job hold its pipes
+            job.communicate()
         self.holder.cleanup()
