@@ -105,6 +105,21 @@ void Trainer::warn(const std::string& message) {
   sink_->flush();
 }
 
+void Trainer::warn_about_another_cut(const config::Config& before) {
+  const config::TrainConfig &old = before.train, &now = config_.train;
+  if (before.parallel.zero != config_.parallel.zero) {
+    warn(str("parallel.zero was ", before.parallel.zero, ": the run goes on to rounding"));
+  }
+  if (old.micro_batch == now.micro_batch && old.grad_accum == now.grad_accum) return;
+  // Tokens of a cell; those of all ranks in a micro-batch, the global batch being the same.
+  const moe::AuxLoss aux = config_.moe.router.aux_loss;
+  const bool other_term = (aux == moe::AuxLoss::kSwitch && old.micro_batch != now.micro_batch) ||
+                          (aux == moe::AuxLoss::kGlobal && old.grad_accum != now.grad_accum);
+  warn(str("train.micro_batch was ", old.micro_batch, " and train.grad_accum ", old.grad_accum,
+           other_term ? ": the balance loss takes other tokens together from here on"
+                      : ": the run goes on to rounding"));
+}
+
 void Trainer::warn_about_resume() {
   log::info("resumed from ", config_.checkpoint.resume, ", step ", steps_done_);
   if (!capacity_.restored()) {
@@ -118,6 +133,7 @@ void Trainer::warn_about_resume() {
              " threads a rank; now ", world_.size(), ", ", topology_.ep(), ", ", ctx_.num_threads(),
              ": the run goes on to rounding, not bit for bit"));
   }
+  warn_about_another_cut(config::parse(resumed_->config_json));
   if (!resumed_->controller) return;
   const std::vector<int64_t> now = capacity_.capacities();
   for (size_t i = 0; i < now.size() && i < resumed_->controller->capacities.size(); ++i) {

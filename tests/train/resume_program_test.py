@@ -186,8 +186,10 @@ class ResumeTest(ResumeCase):
         self.run_job(config, "--resume", "auto", ranks=1)
         lines = read_metrics(self.place.run_dir)
         self.assertEqual([line["step"] for line in of_type(lines, "step")], [1, 2, 3, 4, 5, 6])
-        self.assertTrue(any("to rounding" in line["message"]
-                            for line in of_type(lines, "warning")))
+        warnings = " ".join(line["message"] for line in of_type(lines, "warning"))
+        self.assertIn("to rounding", warnings)
+        self.assertIn("train.micro_batch was 1", warnings)
+        self.assertIn("other tokens together", warnings)  # of the switch loss
 
     def test_failure_leaves_the_checkpoint(self):
         good = self.config(train__steps=3, checkpoint__every=3)

@@ -66,6 +66,7 @@ class Trainer {
   void write_run_record();
   void warn(const std::string& message);
   void warn_about_resume();
+  void warn_about_another_cut(const config::Config& before);
   void write(const StepResult& result);
   void finish_step(bool checkpoint_asked, bool evaluation_only);
   EvalResult evaluate_and_write();
