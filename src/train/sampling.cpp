@@ -54,6 +54,36 @@ int32_t parse_id(const std::string& word, int64_t vocab) {
   return static_cast<int32_t>(id);
 }
 
+/// Bytes of the UTF-8 sequence that begins at `at`; 0 when none does (RFC 3629: shortest forms
+/// only, no surrogates, at most U+10FFFF).
+size_t utf8_length(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
+  };
+  const unsigned first = byte(at);
+  if (first < 0x80) return 1;
+  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  const unsigned least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  const unsigned most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  if (byte(at + 1) < least || byte(at + 1) > most) return 0;
+  for (size_t i = at + 2; i < at + length; ++i) {
+    if (byte(i) < 0x80 || byte(i) > 0xbf) return 0;
+  }
+  return length;
+}
+
+/// The text with U+FFFD in place of each byte that is no UTF-8.
+std::string valid_utf8(const std::string& text) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = utf8_length(text, at);
+    result += length > 0 ? text.substr(at, length) : std::string("\xef\xbf\xbd");
+    at += std::max<size_t>(length, 1);
+  }
+  return result;
+}
+
 /// Rank 0's bytes, on every rank.
 std::string broadcast(comm::Communicator& world, const std::string& bytes) {
   std::vector<std::byte> message(bytes.size());
@@ -124,7 +154,7 @@ std::string decode_tokens(const config::Config& config, const std::vector<int32_
       text += static_cast<char>(token);
     }
   }
-  return text;
+  return valid_utf8(text);
 }
 
 int32_t choose_token(const config::Config& config, const std::vector<double>& logits,

@@ -29,8 +29,8 @@ std::string resolve_weights(const config::Config& config);
 /// Tokens of the prompt. Text begins with the begin token. Throws ConfigError for ids that are no
 /// numbers or outside the vocabulary, and for no id at all.
 std::vector<int32_t> encode_prompt(const config::Config& config, const std::string& prompt);
-/// What a person reads: of format "text" the bytes as they are, valid UTF-8 or not, without begin
-/// and end; of the others the ids, a blank between two.
+/// What a person reads: of format "text" the bytes as UTF-8, U+FFFD in place of each byte that is
+/// none, without begin and end; of the others the ids, a blank between two.
 std::string decode_tokens(const config::Config& config, const std::vector<int32_t>& tokens);
 
 /// A token after `logits`: the likeliest at temperature 0, else by `uniform` in [0, 1) from
