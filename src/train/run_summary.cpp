@@ -81,6 +81,7 @@ std::string progress_line(const metrics::StepRecord& step, int64_t total_steps,
 
 std::string RunSummary::text(const std::vector<std::string>& baselines) const {
   std::ostringstream out;
+  if (steps_ == 0) return "Nothing was left to train.";
   out << "Trained " << steps_ << " steps on " << tokens_ << " tokens in " << fixed(seconds_, 1)
       << " s (" << static_cast<int64_t>(static_cast<double>(tokens_) / std::max(seconds_, 1e-9))
       << " tokens/s); loss " << fixed(first_loss_, 3) << " -> " << fixed(last_loss_, 3)

@@ -161,7 +161,8 @@ class ResumeTest(ResumeCase):
         config = self.config(train__steps=4, checkpoint__every=2)
         self.run_job(config)
         before = comparable(read_metrics(self.place.run_dir))
-        self.run_job(config, "--resume", "auto")
+        out, _ = self.run_job(config, "--resume", "auto")
+        self.assertIn("Nothing was left to train", out)
         self.assertEqual(comparable(read_metrics(self.place.run_dir)), before)
 
     def test_other_policy_starts_afresh_with_a_warning(self):

@@ -158,6 +158,42 @@ TEST_P(ResumeTest, GoesOnBitForBit) {
 
 INSTANTIATE_TEST_SUITE_P(Splits, ResumeTest, testing::ValuesIn(cases()), case_name);
 
+/// Steps that are skipped advance data and schedule, and make no update: both counts are kept.
+TEST_F(TrainTest, ResumeAfterSkippedSteps) {
+  constexpr int64_t kLast = 12;
+  if (world().size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  auto ranks = first_ranks(2);
+  if (!ranks) return;
+  config::Config c = with_split(base_config(), {2, 1}, 2, 1);
+  c.train.steps = kLast;
+  c.checkpoint.keep = kLast;
+  c.optim = {.lr = 3e-3, .min_lr = 3e-4, .warmup_steps = 4};
+  // Near the balanced demand: some steps overflow, some do not.
+  c.capacity.policy = "factor";
+  c.capacity.factor.factor = 1.15;
+  c.capacity.on_overflow = capacity::OnOverflow::kSkip;
+  Trail straight;
+  std::vector<std::string> checkpoints;
+  {
+    TrainRun run(*ranks, c);
+    take_steps(run, kLast, straight,
+               [&](int64_t) { checkpoints.push_back(run.trainer.save_checkpoint(false).path); });
+  }
+  int64_t skipped = 0;
+  for (const Trainer::StepResult& step : straight.steps) skipped += step.record.skipped ? 1 : 0;
+  ASSERT_GT(skipped, 0);
+  ASSERT_LT(skipped, kLast);
+  for (int64_t n = 1; n < kLast; ++n) {
+    SCOPED_TRACE(str("stopped after ", n));
+    c.checkpoint.resume = checkpoints[static_cast<size_t>(n - 1)];
+    TrainRun run(*ranks, c);
+    Trail resumed;
+    take_steps(run, kLast, resumed, [](int64_t) {});
+    EXPECT_EQ(resumed.weights.back(), straight.weights.back());
+    EXPECT_EQ(resumed.steps.back().record.skipped, straight.steps.back().record.skipped);
+  }
+}
+
 /// Another split of the same global batch: the state is the same, the steps agree to rounding.
 class ResumeElsewhere : public TrainTest, public testing::WithParamInterface<ResumeCase> {};
 
