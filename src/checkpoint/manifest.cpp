@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "checksum.h"
+#include "file_errors.h"
 #include "files.h"
 #include "json.h"
 #include "layout.h"
@@ -94,10 +95,6 @@ RunState parse_state(const OrderedJson& json) {
   return state;
 }
 
-[[noreturn]] void fail(const std::string& path, const std::string& why) {
-  throw DataError(str("checkpoint file \"", path, "\": ", why));
-}
-
 }  // namespace
 
 const ManifestFile* Manifest::find(const std::string& name) const {
@@ -142,13 +139,14 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     const auto it = json.find(key);
     return it != json.end() && *it == wanted;
   };
-  if (!is("format", kFormat)) fail(path, str("is not the manifest of a ", kFormat));
+  if (!is("format", kFormat)) fail_file(path, str("is not the manifest of a ", kFormat));
   if (!is("format_version", kFormatVersion)) {
     const auto it = json.find("format_version");
-    fail(path, str("has format version ", it == json.end() ? "none" : it->dump(),
-                   "; this program reads ", kFormatVersion));
+    fail_file(path, str("has format version ", it == json.end() ? "none" : it->dump(),
+                        "; this program reads ", kFormatVersion));
   }
-  if (!is("checksum", kChecksumName)) fail(path, str("has no checksums of kind ", kChecksumName));
+  if (!is("checksum", kChecksumName))
+    fail_file(path, str("has no checksums of kind ", kChecksumName));
   Manifest manifest;
   try {
     manifest.state = parse_state(json);
@@ -158,7 +156,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
                                  .checksum = parse_hex(file.at("checksum").get<std::string>())}});
     }
   } catch (const std::exception& error) {
-    fail(path, str("cannot be understood: ", error.what()));
+    fail_file(path, str("cannot be understood: ", error.what()));
   }
   return manifest;
 }
@@ -174,7 +172,7 @@ Manifest read_manifest(const std::string& checkpoint_dir) {
     throw DataError(str("checkpoint \"", checkpoint_dir, "\": there is no such directory"));
   }
   if (!exists(committed)) {
-    fail(committed, "is missing: the checkpoint was not written to its end");
+    fail_file(committed, "is missing: the checkpoint was not written to its end");
   }
   const std::string text = read_text(path, kMaxTextBytes);
   const std::string found = read_text(committed, kMaxTextBytes);
@@ -185,9 +183,9 @@ Manifest read_manifest(const std::string& checkpoint_dir) {
     // Printable, whatever the damage.
     std::string shown = found.substr(0, expected.size() + 1);
     for (char& c : shown) c = c >= ' ' && c <= '~' ? c : '?';
-    fail(path,
-         str("or \"", committed, "\" is damaged: the former asks for \"",
-             expected.substr(0, expected.size() - 1), "\", the latter holds \"", shown, "\""));
+    fail_file(path,
+              str("or \"", committed, "\" is damaged: the former asks for \"",
+                  expected.substr(0, expected.size() - 1), "\", the latter holds \"", shown, "\""));
   }
   return parse_manifest(path, text);
 }
@@ -196,13 +194,13 @@ void verify_file(const std::string& checkpoint_dir, const ManifestFile& file, in
   const std::string path = checkpoint_dir + "/" + file.name;
   const data::MappedFile mapping(path, data::Access::kSequential);
   if (mapping.size_bytes() != file.facts.bytes) {
-    fail(path,
-         str("has ", mapping.size_bytes(), " bytes, ", kManifestFile, " says ", file.facts.bytes));
+    fail_file(path, str("has ", mapping.size_bytes(), " bytes, ", kManifestFile, " says ",
+                        file.facts.bytes));
   }
   const uint64_t checksum = checksum_of(std::as_bytes(mapping.bytes()), num_threads);
   if (checksum != file.facts.checksum) {
-    fail(path, str("is damaged: it has checksum ", checksum_text(checksum), ", ", kManifestFile,
-                   " says ", checksum_text(file.facts.checksum)));
+    fail_file(path, str("is damaged: it has checksum ", checksum_text(checksum), ", ",
+                        kManifestFile, " says ", checksum_text(file.facts.checksum)));
   }
 }
 

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <charconv>
 
+#include "file_errors.h"
+
 namespace spillway::checkpoint {
 namespace {
 
 using Entry = SafetensorsFile::Entry;
-
-[[noreturn]] void fail(const SafetensorsFile& file, const Entry& entry, const std::string& why) {
-  throw DataError(str("checkpoint file \"", file.path(), "\": tensor \"", entry.name, "\": ", why));
-}
 
 std::string shape_text(const Shape& shape) {
   std::string text;
@@ -73,17 +71,19 @@ void OptimizerSource::take(const SafetensorsFile& file, const Entry& entry) {
   std::string_view rest = entry.name;
   for (size_t i = 0; i < parts.size(); ++i) {
     const size_t end = i + 1 < parts.size() ? rest.find('/') : rest.size();
-    if (end == std::string_view::npos) fail(file, entry, "is not FIELD/PARAMETER/SHAPE/BEGIN");
+    if (end == std::string_view::npos)
+      fail_tensor(file.path(), entry.name, "is not FIELD/PARAMETER/SHAPE/BEGIN");
     parts[i] = rest.substr(0, end);
     rest.remove_prefix(std::min(rest.size(), end + 1));
   }
   const auto it = wanted_.find({parts[0], parts[1]});
   if (it == wanted_.end()) {
-    fail(file, entry, str("the optimizer has no ", parts[0], " of a parameter ", parts[1]));
+    fail_tensor(file.path(), entry.name,
+                str("the optimizer has no ", parts[0], " of a parameter ", parts[1]));
   }
   Wanted& wanted = it->second;
   if (parts[2] != wanted.shape) {
-    fail(file, entry, str("shape ", parts[2], "; the model has ", wanted.shape));
+    fail_tensor(file.path(), entry.name, str("shape ", parts[2], "; the model has ", wanted.shape));
   }
   int64_t begin = -1;
   const char* const end = parts[3].data() + parts[3].size();
@@ -92,9 +92,9 @@ void OptimizerSource::take(const SafetensorsFile& file, const Entry& entry) {
   const bool fits = error == std::errc() && last == end && begin >= 0 && begin <= wanted.numel &&
                     count <= wanted.numel - begin;
   if (!fits || entry.shape.rank() != 1 || entry.dtype != DType::kF32) {
-    fail(file, entry,
-         str("shape ", entry.shape, " of ", dtype_name(entry.dtype), " from element ", parts[3],
-             " on; allowed: one dimension of f32, up to element ", wanted.numel));
+    fail_tensor(file.path(), entry.name,
+                str("shape ", entry.shape, " of ", dtype_name(entry.dtype), " from element ",
+                    parts[3], " on; allowed: one dimension of f32, up to element ", wanted.numel));
   }
   wanted.runs.push_back({&file, &entry, begin, begin + count});
 }

@@ -1,5 +1,6 @@
 #include <map>
 
+#include "file_errors.h"
 #include "files.h"
 #include "json.h"
 #include "layout.h"
@@ -8,27 +9,23 @@
 namespace spillway::checkpoint {
 namespace {
 
-[[noreturn]] void fail(const std::string& path, const std::string& why) {
-  throw DataError(str("checkpoint file \"", path, "\": ", why));
-}
-
 // Tensor -> name of its file.
 std::map<std::string, std::string> read_index(const std::string& path) {
   const Json json = parse_json<Json>(path, read_text(path, kMaxTextBytes));
   const auto map = json.find("weight_map");
-  if (map == json.end() || !map->is_object()) fail(path, "has no object \"weight_map\"");
+  if (map == json.end() || !map->is_object()) fail_file(path, "has no object \"weight_map\"");
   std::map<std::string, std::string> files;
   for (const auto& item : map->items()) {
     const Json& file = item.value();
     const bool plain = file.is_string() && !file.get_ref<const std::string&>().empty() &&
                        file.get_ref<const std::string&>().find('/') == std::string::npos;
     if (!plain) {
-      fail(path, str("tensor \"", item.key(), "\" is in ", file.dump(),
-                     "; allowed: the name of a file of this folder"));
+      fail_file(path, str("tensor \"", item.key(), "\" is in ", file.dump(),
+                          "; allowed: the name of a file of this folder"));
     }
     files.emplace(item.key(), file.get<std::string>());
   }
-  if (files.empty()) fail(path, "\"weight_map\" names no tensor");
+  if (files.empty()) fail_file(path, "\"weight_map\" names no tensor");
   return files;
 }
 
@@ -54,15 +51,15 @@ Files open_weight_files(const std::string& folder) {
       it->second = files.back().get();
     }
     if (it->second->find(tensor) == nullptr) {
-      fail(it->second->path(),
-           str("has no tensor \"", tensor, "\", which ", kIndexFile, " says to be in it"));
+      fail_file(it->second->path(),
+                str("has no tensor \"", tensor, "\", which ", kIndexFile, " says to be in it"));
     }
   }
   for (const auto& [name, file] : by_name) {
     for (const SafetensorsFile::Entry& entry : file->entries()) {
       const auto it = listed.find(entry.name);
       if (it != listed.end() && it->second == name) continue;
-      fail(file->path(), str("tensor \"", entry.name, "\" is not in it by ", kIndexFile));
+      fail_file(file->path(), str("tensor \"", entry.name, "\" is not in it by ", kIndexFile));
     }
   }
   return files;

@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <charconv>
 
+#include "file_errors.h"
 #include "spillway/model/decoder.h"
 
 namespace spillway::checkpoint {
 namespace {
 
 using Entry = SafetensorsFile::Entry;
-
-[[noreturn]] void fail(const SafetensorsFile& file, const Entry& entry, const std::string& why) {
-  throw DataError(str("checkpoint file \"", file.path(), "\": tensor \"", entry.name, "\": ", why));
-}
 
 Shape transposed(const Shape& shape) { return {shape[0], shape[2], shape[1]}; }
 
@@ -86,27 +83,30 @@ void WeightSource::take(const SafetensorsFile& file, const Entry& entry,
   const auto it = targets_.find(entry.name);
   if (it == targets_.end()) {
     if (passed_over(entry.name)) return;
-    fail(file, entry, str("shape ", entry.shape, "; the model has no such tensor"));
+    fail_tensor(file.path(), entry.name,
+                str("shape ", entry.shape, "; the model has no such tensor"));
   }
   const auto& [target, buffer] = it->second;
   const bool fused_experts = target.shape.rank() == 3;
   const bool swapped = fused_experts && entry.shape == transposed(target.shape);
   if (swapped && entry.shape == target.shape) {
-    fail(file, entry,
-         str("shape ", entry.shape,
-             " is the same for rows of outputs and of inputs; "
-             "give it one expert a tensor"));
+    fail_tensor(file.path(), entry.name,
+                str("shape ", entry.shape,
+                    " is the same for rows of outputs and of inputs; "
+                    "give it one expert a tensor"));
   }
   if (entry.shape != target.shape && !swapped) {
-    fail(file, entry, str("shape ", entry.shape, "; the model has ", target.shape));
+    fail_tensor(file.path(), entry.name,
+                str("shape ", entry.shape, "; the model has ", target.shape));
   }
   if (dtype && entry.dtype != (buffer ? DType::kF32 : *dtype)) {
-    fail(file, entry,
-         str("dtype ", dtype_name(entry.dtype), "; the model has ",
-             dtype_name(buffer ? DType::kF32 : *dtype)));
+    fail_tensor(file.path(), entry.name,
+                str("dtype ", dtype_name(entry.dtype), "; the model has ",
+                    dtype_name(buffer ? DType::kF32 : *dtype)));
   }
   if (entry.dtype == DType::kI32 || entry.dtype == DType::kI64) {
-    fail(file, entry, str("dtype ", dtype_name(entry.dtype), "; allowed: f32, f64, bf16"));
+    fail_tensor(file.path(), entry.name,
+                str("dtype ", dtype_name(entry.dtype), "; allowed: f32, f64, bf16"));
   }
   found_[target.parameter].push_back({&file, &entry, target.begin, swapped});
 }
@@ -118,9 +118,9 @@ void WeightSource::check_complete(const std::string& where, const std::vector<Fi
     for (size_t i = 1; i < runs.size(); ++i) {
       const Found &a = runs[i - 1], &b = runs[i];
       if (b.begin >= a.begin + a.entry->shape.numel()) continue;
-      fail(*b.file, *b.entry,
-           str("gives elements that tensor \"", a.entry->name, "\" of \"", a.file->path(),
-               "\" gives already"));
+      fail_tensor(b.file->path(), b.entry->name,
+                  str("gives elements that tensor \"", a.entry->name, "\" of \"", a.file->path(),
+                      "\" gives already"));
     }
   }
   // Runs do not overlap, and every wanted tensor lies within one run or is missing.
