@@ -66,5 +66,11 @@ fi
 echo "== 4/4 training on $ranks CPU ranks"
 scripts/launch.sh "$ranks" configs/demo.json --set "parallel.ep=$ranks" \
   --set "data.train=[\"data/$name.train.txt\"]" --set "data.valid=[\"data/$name.valid.txt\"]" "$@"
+if [[ -d runs/demo/checkpoints ]]; then
+  echo
+  echo "== a sample of what it has learned (--temperature 0.5, prompt \"Water \")"
+  build/bin/train --config configs/demo.json --resume auto "$@" \
+    --sample 300 --temperature 0.5 --prompt "Water "
+fi
 echo
 echo "Every step's demand, drops and capacity of every layer: runs/demo/metrics.jsonl"

@@ -44,6 +44,10 @@ std::string checked_config(const RunOptions& options, int world, bool launched, 
   }
   config::Config config = config::load(options.config_path, assignments);
   const int ranks = options.world > 0 ? options.world : world;
+  // Sampling gives the same at any ep: one process may hold all experts.
+  if (options.sample && config.parallel.ep > 0 && ranks % config.parallel.ep != 0) {
+    config.parallel.ep = 1;
+  }
   for (const std::string& warning :
        config::validate(config, ranks, {.accept_cuda = options.validate})) {
     if (!options.sample) log::warning(warning);  // they are about training

@@ -326,11 +326,24 @@ class SignalTest(ResumeCase):
 
     def test_stop_while_a_checkpoint_is_written(self):
         # One after every step: that is where nearly all the time goes.
-        def in_a_write():
-            return any(not (folder / "COMMITTED").exists()
-                       for folder in self.place.run_dir.glob("checkpoints/step-*"))
         self.each_stop({"train__steps": 30, "checkpoint__every": 1},
-                       lambda: self.wait_for(in_a_write, "a checkpoint that is being written"))
+                       lambda: self.wait_for(self.in_a_write, "a checkpoint in the making"))
+
+    def in_a_write(self):
+        return any(not (folder / "COMMITTED").exists()
+                   for folder in self.place.run_dir.glob("checkpoints/step-*"))
+
+    def test_sigusr1_while_a_checkpoint_is_written(self):
+        config = self.config(train__steps=20, checkpoint__every=2)
+        straight = self.straight(config)
+        job = self.place.start(2, config)
+        self.wait_for(self.in_a_write, "a checkpoint in the making")
+        job.send_signal(signal.SIGUSR1)
+        self.finish(job)
+        self.assert_same_run(straight)
+        # One more than the periodic ones, unless it fell on one of them.
+        written = of_type(read_metrics(self.place.run_dir), "checkpoint")
+        self.assertIn(len(written), (10, 11))
 
     def test_sigusr1_in_evaluation(self):
         config = self.config(train__steps=1, train__eval_steps=300,
