@@ -16,16 +16,33 @@ from workplace import ROOT, of_type, read_metrics
 
 KILLS = 8  # in the test suite; by hand: 200
 STEPS = 24
-FIRST_SPAN_S = 1.0
+AROUND_A_WRITE_S = 0.06  # a write takes a few ms, a step with one about 30
 
 
 class KillTest(shared.ResumeCase):
+    def folders(self):
+        """Names in the folder of checkpoints: a new one is a checkpoint that is being written."""
+        return {path.name for path in self.place.run_dir.glob("checkpoints/step-*")}
+
+    @staticmethod
+    def sleep(job, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and job.poll() is None:
+            time.sleep(0.0005)
+
     def life(self, config, ranks, span):
         """One start of the job, killed within `span` seconds or finished. Returns its state."""
         job = self.place.start(ranks, config, "--resume", "auto")
-        end = time.monotonic() + self.rng.uniform(0, span)
-        while time.monotonic() < end and job.poll() is None:
-            time.sleep(0.001)
+        # Half of the moments lie anywhere in the life, the others around a checkpoint of its own:
+        # starting takes longer than the training here.
+        if self.rng.random() < 0.5:
+            self.sleep(job, self.rng.uniform(0, span))
+        else:
+            before = self.folders()
+            end = time.monotonic() + shared.STOP_S
+            while self.folders() <= before and job.poll() is None and time.monotonic() < end:
+                time.sleep(0.0005)
+            self.sleep(job, self.rng.uniform(0, AROUND_A_WRITE_S))
         # A process that has not become a rank yet, or is gone already, is not there to be killed.
         alive = self.place.ranks()
         writing = any(not (folder / "COMMITTED").exists()
