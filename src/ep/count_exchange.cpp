@@ -39,8 +39,8 @@ std::string find_bad_id(const EpConfig& config, const Tensor& topk_idx) {
 
 std::string find_problem(const EpConfig& config, const PrepareArgs& args) {
   const auto num_layers = static_cast<int64_t>(config.recv_capacity_per_rank.size());
-  if (args.layer < 0 || args.layer >= num_layers) {
-    return str("layer is ", args.layer, "; allowed: 0 to ", num_layers - 1);
+  if (args.call.layer < 0 || args.call.layer >= num_layers) {
+    return str("layer is ", args.call.layer, "; allowed: 0 to ", num_layers - 1);
   }
   if (args.capacity < 0 || args.capacity % config.alignment != 0) {
     return str("capacity is ", args.capacity,
@@ -67,9 +67,13 @@ std::string find_problem(const EpConfig& config, const PrepareArgs& args) {
 
 std::vector<int64_t> make_record(Context& ctx, const EpConfig& config, const PrepareArgs& args,
                                  bool has_problem) {
-  std::vector<int64_t> record{
-      args.layer,    args.micro_batch,    args.step, static_cast<int64_t>(args.sizing),
-      args.capacity, has_problem ? 1 : 0, 0};
+  std::vector<int64_t> record{args.call.layer,
+                              args.call.micro_batch,
+                              args.call.step,
+                              static_cast<int64_t>(args.sizing),
+                              args.capacity,
+                              has_problem ? 1 : 0,
+                              0};
   record.resize(kFirstCount + static_cast<size_t>(config.num_experts), 0);
   if (has_problem) return record;
   record[kNumTokens] = args.topk_idx.dim(0);

@@ -44,13 +44,13 @@ void Session::finalize() {
   ++epoch_;
 }
 
-void Session::require_active(const char* call) const {
-  SPILLWAY_CHECK(active_, call, ": the session is not bootstrapped");
+void Session::require_active(const char* where) const {
+  SPILLWAY_CHECK(active_, where, ": the session is not bootstrapped");
 }
 
-void Session::require_layer(const char* call, int64_t layer) const {
+void Session::require_layer(const char* where, int64_t layer) const {
   const auto num_layers = static_cast<int64_t>(capacities_.size());
-  SPILLWAY_CHECK(layer >= 0 && layer < num_layers, call, ": layer is ", layer, "; allowed: 0 to ",
+  SPILLWAY_CHECK(layer >= 0 && layer < num_layers, where, ": layer is ", layer, "; allowed: 0 to ",
                  num_layers - 1);
 }
 

@@ -5,79 +5,80 @@ namespace spillway::ep {
 namespace {
 
 template <typename T>
-void require_field(const char* call, const char* field, const T& in_handle, const T& wanted,
+void require_field(const char* where, const char* field, const T& in_handle, const T& wanted,
                    const char* whose) {
   if (in_handle == wanted) return;
-  throw Error(str(call, ": the handle's ", field, " is ", in_handle, ", ", whose, " ", wanted));
+  throw Error(str(where, ": the handle's ", field, " is ", in_handle, ", ", whose, " ", wanted));
 }
 
 constexpr const char* kSession = "the session's is";
 
 }  // namespace
 
-void Session::check_handle(const RoutingHandle& handle, const char* call) const {
-  require_active(call);
-  SPILLWAY_CHECK(handle.defined(), call, ": the handle is undefined");
+void Session::check_handle(const RoutingHandle& handle, const Call& call, const char* where) const {
+  require_active(where);
+  SPILLWAY_CHECK(handle.defined(), where, ": the handle is undefined");
   const HandleHeader& header = handle.header;
   if (header.checksum != header_checksum(header)) {
-    throw Error(str(call, ": handle header corrupted"));
+    throw Error(str(where, ": handle header corrupted"));
   }
-  require_field(call, "magic", header.magic, kHandleMagic, kSession);
-  require_field(call, "version", header.version, kHandleVersion, kSession);
-  require_field(call, "session_id", header.session_id, session_id_, kSession);
+  require_field(where, "magic", header.magic, kHandleMagic, kSession);
+  require_field(where, "version", header.version, kHandleVersion, kSession);
+  require_field(where, "session_id", header.session_id, session_id_, kSession);
   if (header.epoch != epoch_) {
     throw Error(
-        str(call, ": stale handle: its epoch is ", header.epoch, ", the session's is ", epoch_));
+        str(where, ": stale handle: its epoch is ", header.epoch, ", the session's is ", epoch_));
   }
-  const auto num_layers = static_cast<int64_t>(capacities_.size());
-  if (header.layer < 0 || header.layer >= num_layers) {
-    throw Error(str(call, ": the handle's layer is ", header.layer, ", the session's are 0 to ",
-                    num_layers - 1));
-  }
-  require_field(call, "top_k", header.top_k, config_.top_k, kSession);
-  require_field(call, "num_experts", header.num_experts, config_.num_experts, kSession);
-  require_field(call, "ep", header.ep, config_.ep, kSession);
-  require_field(call, "alignment", header.alignment, config_.alignment, kSession);
-  require_field(call, "index_type", header.index_type, static_cast<int64_t>(DType::kI64), kSession);
-  require_field(call, "drop_order", header.drop_order, static_cast<int64_t>(config_.drop_order),
+  constexpr const char* kCall = "the call's is";
+  require_field(where, "layer", header.layer, call.layer, kCall);
+  require_field(where, "micro_batch", header.micro_batch, call.micro_batch, kCall);
+  require_field(where, "step", header.step, call.step, kCall);
+  require_layer(where, header.layer);
+  require_field(where, "top_k", header.top_k, config_.top_k, kSession);
+  require_field(where, "num_experts", header.num_experts, config_.num_experts, kSession);
+  require_field(where, "ep", header.ep, config_.ep, kSession);
+  require_field(where, "alignment", header.alignment, config_.alignment, kSession);
+  require_field(where, "index_type", header.index_type, static_cast<int64_t>(DType::kI64),
+                kSession);
+  require_field(where, "drop_order", header.drop_order, static_cast<int64_t>(config_.drop_order),
                 kSession);
   const Shape map_shape{header.num_tokens, header.top_k};
-  require_field(call, "[num_tokens, top_k]", map_shape, handle.row_of.shape(), "its map's are");
+  require_field(where, "[num_tokens, top_k]", map_shape, handle.row_of.shape(), "its map's are");
   if (config_.poison && header.maps_checksum != maps_checksum(handle)) {
-    throw Error(str(call, ": handle maps corrupted"));
+    throw Error(str(where, ": handle maps corrupted"));
   }
 }
 
-void Session::check_slots(const RoutingHandle& handle, const char* call, const char* name,
+void Session::check_slots(const RoutingHandle& handle, const char* where, const char* name,
                           const Tensor& rows) const {
-  SPILLWAY_CHECK(rows.defined() && rows.shape().rank() == 2, call, ": ", name,
+  SPILLWAY_CHECK(rows.defined() && rows.shape().rank() == 2, where, ": ", name,
                  " must be a matrix [C,H]");
-  require_field(call, "capacity", handle.header.capacity, rows.dim(0),
+  require_field(where, "capacity", handle.header.capacity, rows.dim(0),
                 str(name, "'s rows are").c_str());
-  check_row_type(call, name, rows);
+  check_row_type(where, name, rows);
 }
 
-void Session::check_tokens(const RoutingHandle& handle, const char* call, const char* name,
+void Session::check_tokens(const RoutingHandle& handle, const char* where, const char* name,
                            const Tensor& rows) const {
-  SPILLWAY_CHECK(rows.defined() && rows.shape().rank() == 2, call, ": ", name,
+  SPILLWAY_CHECK(rows.defined() && rows.shape().rank() == 2, where, ": ", name,
                  " must be a matrix [T,H]");
-  require_field(call, "num_tokens", handle.header.num_tokens, rows.dim(0),
+  require_field(where, "num_tokens", handle.header.num_tokens, rows.dim(0),
                 str(name, "'s rows are").c_str());
-  check_row_type(call, name, rows);
+  check_row_type(where, name, rows);
 }
 
-void Session::check_row_type(const char* call, const char* name, const Tensor& rows) const {
-  SPILLWAY_CHECK(rows.dim(1) == config_.hidden, call, ": ", name, " has rows of ", rows.dim(1),
+void Session::check_row_type(const char* where, const char* name, const Tensor& rows) const {
+  SPILLWAY_CHECK(rows.dim(1) == config_.hidden, where, ": ", name, " has rows of ", rows.dim(1),
                  "; allowed: hidden = ", config_.hidden);
-  SPILLWAY_CHECK(rows.dtype() == config_.dtype, call, ": ", name, " is ", dtype_name(rows.dtype()),
+  SPILLWAY_CHECK(rows.dtype() == config_.dtype, where, ": ", name, " is ", dtype_name(rows.dtype()),
                  "; allowed: the session's ", dtype_name(config_.dtype));
 }
 
-void Session::check_gates(const char* call, const char* name, const Tensor& gates,
+void Session::check_gates(const char* where, const char* name, const Tensor& gates,
                           const Shape& wanted) const {
-  SPILLWAY_CHECK(gates.defined() && gates.shape() == wanted, call, ": ", name, " has shape ",
+  SPILLWAY_CHECK(gates.defined() && gates.shape() == wanted, where, ": ", name, " has shape ",
                  gates.defined() ? gates.shape().str() : "(undefined)", "; allowed: ", wanted);
-  SPILLWAY_CHECK(gates.dtype() == DType::kF32 || gates.dtype() == DType::kF64, call, ": ", name,
+  SPILLWAY_CHECK(gates.dtype() == DType::kF32 || gates.dtype() == DType::kF64, where, ": ", name,
                  " is ", dtype_name(gates.dtype()), "; allowed: f32, f64");
 }
 

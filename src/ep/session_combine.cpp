@@ -5,10 +5,10 @@
 
 namespace spillway::ep {
 
-Tensor Session::combine(const RoutingHandle& handle, const Tensor& expert_out) {
-  constexpr const char* kCall = "combine";
-  check_handle(handle, kCall);
-  check_slots(handle, kCall, "expert_out", expert_out);
+Tensor Session::combine(const RoutingHandle& handle, const Call& call, const Tensor& expert_out) {
+  constexpr const char* kWhere = "combine";
+  check_handle(handle, call, kWhere);
+  check_slots(handle, kWhere, "expert_out", expert_out);
   Tensor staged = Tensor::empty(ctx_, {handle.send_assignment.dim(0), config_.hidden},
                                 config_.dtype, Purpose::kWorkspace);
   Tensor no_gates;
@@ -19,10 +19,11 @@ Tensor Session::combine(const RoutingHandle& handle, const Tensor& expert_out) {
   return out;
 }
 
-Tensor Session::combine_backward(const RoutingHandle& handle, const Tensor& dout) {
-  constexpr const char* kCall = "combine_backward";
-  check_handle(handle, kCall);
-  check_tokens(handle, kCall, "dout", dout);
+Tensor Session::combine_backward(const RoutingHandle& handle, const Call& call,
+                                 const Tensor& dout) {
+  constexpr const char* kWhere = "combine_backward";
+  check_handle(handle, call, kWhere);
+  check_tokens(handle, kWhere, "dout", dout);
   Tensor d_expert_out = receive_buffer(handle);
   Tensor no_gates;
   to_experts({ctx_, topology_.ep_group(), handle, config_.poison}, dout, d_expert_out, no_gates,

@@ -5,12 +5,12 @@
 
 namespace spillway::ep {
 
-DispatchResult Session::dispatch(const RoutingHandle& handle, const Tensor& tokens,
-                                 const Tensor& gate) {
-  constexpr const char* kCall = "dispatch";
-  check_handle(handle, kCall);
-  check_tokens(handle, kCall, "tokens", tokens);
-  check_gates(kCall, "gate", gate, handle.row_of.shape());
+DispatchResult Session::dispatch(const RoutingHandle& handle, const Call& call,
+                                 const Tensor& tokens, const Tensor& gate) {
+  constexpr const char* kWhere = "dispatch";
+  check_handle(handle, call, kWhere);
+  check_tokens(handle, kWhere, "tokens", tokens);
+  check_gates(kWhere, "gate", gate, handle.row_of.shape());
   DispatchResult result;
   result.recv_tokens = receive_buffer(handle);
   result.recv_gate = Tensor::empty(ctx_, {handle.header.capacity}, gate.dtype(), Purpose::kReceive);
@@ -20,12 +20,12 @@ DispatchResult Session::dispatch(const RoutingHandle& handle, const Tensor& toke
   return result;
 }
 
-DispatchBackwardResult Session::dispatch_backward(const RoutingHandle& handle, const Tensor& d_recv,
-                                                  const Tensor& d_gate) {
-  constexpr const char* kCall = "dispatch_backward";
-  check_handle(handle, kCall);
-  check_slots(handle, kCall, "d_recv", d_recv);
-  check_gates(kCall, "d_gate", d_gate, {handle.header.capacity});
+DispatchBackwardResult Session::dispatch_backward(const RoutingHandle& handle, const Call& call,
+                                                  const Tensor& d_recv, const Tensor& d_gate) {
+  constexpr const char* kWhere = "dispatch_backward";
+  check_handle(handle, call, kWhere);
+  check_slots(handle, kWhere, "d_recv", d_recv);
+  check_gates(kWhere, "d_gate", d_gate, {handle.header.capacity});
   const int64_t num_sent = handle.send_assignment.dim(0);
   Tensor staged_rows =
       Tensor::empty(ctx_, {num_sent, config_.hidden}, config_.dtype, Purpose::kWorkspace);

@@ -31,7 +31,7 @@ int64_t Session::choose_capacity(const PrepareArgs& args,
                                  const std::vector<int64_t>& demand_slots) {
   const auto highest = std::max_element(demand_slots.begin(), demand_slots.end());
   if (args.sizing == Sizing::kLossless) return std::max(*highest, config_.alignment);
-  const auto layer = static_cast<size_t>(args.layer);
+  const auto layer = static_cast<size_t>(args.call.layer);
   const int64_t now = args.capacity > 0 ? args.capacity : capacities_[layer];
   if (*highest <= now || config_.drop_on_overflow || args.sizing == Sizing::kDrop) return now;
   if (config_.grow_on_overflow && args.capacity == 0) {
@@ -41,7 +41,7 @@ int64_t Session::choose_capacity(const PrepareArgs& args,
     return capacities_[layer];
   }
   const int64_t first_rank = topology_.world().rank() - topology_.ep_rank();
-  throw OverflowError(config_.layer_ids.empty() ? args.layer : config_.layer_ids[layer],
+  throw OverflowError(config_.layer_ids.empty() ? args.call.layer : config_.layer_ids[layer],
                       first_rank + (highest - demand_slots.begin()), *highest, now,
                       round_up(*highest, config_.alignment), config_.capacity_key);
 }
@@ -51,9 +51,9 @@ HandleHeader Session::make_header(const PrepareArgs& args, int64_t capacity) con
           .version = kHandleVersion,
           .session_id = session_id_,
           .epoch = epoch_,
-          .layer = args.layer,
-          .micro_batch = args.micro_batch,
-          .step = args.step,
+          .layer = args.call.layer,
+          .micro_batch = args.call.micro_batch,
+          .step = args.call.step,
           .num_tokens = args.topk_idx.dim(0),
           .top_k = config_.top_k,
           .num_experts = config_.num_experts,
@@ -67,7 +67,7 @@ HandleHeader Session::make_header(const PrepareArgs& args, int64_t capacity) con
 PrepareResult Session::plan(const PrepareArgs& args) {
   require_active("prepare");
   const GroupCounts counts = exchange_counts(ctx_, topology_, config_, args);
-  const auto layer = static_cast<size_t>(args.layer);
+  const auto layer = static_cast<size_t>(args.call.layer);
   const int64_t capacity_before = args.capacity > 0 ? args.capacity : capacities_[layer];
   // The host waits for counts of other ranks; at ep = 1 for its own where it must fail or grow.
   const bool may_overflow = args.sizing == Sizing::kLive && !config_.drop_on_overflow &&
@@ -118,7 +118,7 @@ PrepareAndDispatchResult Session::prepare_and_dispatch(const PrepareArgs& args,
   PrepareAndDispatchResult result;
   result.prepare = plan(args);
   ctx_.counters().add(&CounterSet::fused_prepares);
-  result.dispatch = dispatch(result.prepare.handle, tokens, args.gate);
+  result.dispatch = dispatch(result.prepare.handle, args.call, tokens, args.gate);
   return result;
 }
 

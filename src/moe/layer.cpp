@@ -30,13 +30,10 @@ MoeOutput MoeLayer::operator()(Tape& tape, const Variable& x, const MoeCall& cal
                                            .token_scale = call.token_scale,
                                            .seq = call.seq,
                                            .world = call.world});
-  const ops::DispatchOutput sent = ops::dispatch(tape, call.session,
-                                                 {.layer = moe_layer_,
-                                                  .micro_batch = call.micro_batch,
-                                                  .step = call.step,
-                                                  .sizing = call.sizing,
-                                                  .fused = call.fused},
-                                                 x, routed.topk_idx, routed.gate);
+  const ep::Call ep_call{.layer = moe_layer_, .micro_batch = call.micro_batch, .step = call.step};
+  const ops::DispatchOutput sent = ops::dispatch(
+      tape, call.session, {.call = ep_call, .sizing = call.sizing, .fused = call.fused}, x,
+      routed.topk_idx, routed.gate);
   if (call.records != nullptr && !tape.recomputing()) {
     call.records->push_back({.moe_layer = moe_layer_,
                              .micro_batch = call.micro_batch,
@@ -46,7 +43,7 @@ MoeOutput MoeLayer::operator()(Tape& tape, const Variable& x, const MoeCall& cal
   }
   if (call.choices != nullptr && !tape.recomputing()) call.choices->push_back(routed.topk_idx);
   const Variable expert_out = experts_(tape, sent.recv_tokens, sent.recv_gate, sent.zones);
-  Variable out = ops::combine(tape, call.session, sent.prepare.handle, expert_out);
+  Variable out = ops::combine(tape, call.session, sent.prepare.handle, ep_call, expert_out);
   if (shared_) out = ops::add(tape, out, (*shared_)(tape, x));
   return {out, routed.aux_loss, routed.z_loss};
 }

@@ -11,9 +11,7 @@ namespace {
 ep::PrepareAndDispatchResult run(ep::Session& session, const DispatchOptions& options,
                                  const Tensor& x, const Tensor& topk_idx, const Tensor& gate,
                                  int64_t capacity) {
-  const ep::PrepareArgs args{.layer = options.layer,
-                             .micro_batch = options.micro_batch,
-                             .step = options.step,
+  const ep::PrepareArgs args{.call = options.call,
                              .topk_idx = topk_idx,
                              .gate = gate,
                              .sizing = options.sizing,
@@ -21,7 +19,7 @@ ep::PrepareAndDispatchResult run(ep::Session& session, const DispatchOptions& op
   if (options.fused) return session.prepare_and_dispatch(args, x);
   ep::PrepareAndDispatchResult result;
   result.prepare = session.prepare(args);
-  result.dispatch = session.dispatch(result.prepare.handle, x, gate);
+  result.dispatch = session.dispatch(result.prepare.handle, options.call, x, gate);
   return result;
 }
 
@@ -44,15 +42,15 @@ DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions&
       std::make_shared<const Zones>(Zones{prepare.handle.zone_begin, prepare.handle.token_counts});
   std::vector<Variable> outputs = tape.record(
       "dispatch", {result.dispatch.recv_tokens, result.dispatch.recv_gate}, {x, gate},
-      [&session, handle = prepare.handle, rows = result.dispatch.recv_tokens.shape(),
-       dtype = x.dtype()](Backward& b) {
+      [&session, handle = prepare.handle, call = options.call,
+       rows = result.dispatch.recv_tokens.shape(), dtype = x.dtype()](Backward& b) {
         Tensor d_recv = b.take_grad(0);
         Tensor d_gate = b.take_grad(1);
         if (!d_recv.defined()) d_recv = Tensor::zeros(b.ctx(), rows, dtype, Purpose::kReceive);
         if (!d_gate.defined()) {
           d_gate = Tensor::zeros(b.ctx(), {rows[0]}, accumulator_dtype(dtype), Purpose::kReceive);
         }
-        ep::DispatchBackwardResult back = session.dispatch_backward(handle, d_recv, d_gate);
+        ep::DispatchBackwardResult back = session.dispatch_backward(handle, call, d_recv, d_gate);
         b.give(0, std::move(back.dx));
         b.give(1, std::move(back.d_gate));
       });
@@ -60,15 +58,15 @@ DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions&
 }
 
 Variable combine(Tape& tape, ep::Session& session, const ep::RoutingHandle& handle,
-                 const Variable& expert_out) {
-  auto backward = [&session, handle](Backward& b) {
-    b.give(0, session.combine_backward(handle, b.grad()));
+                 const ep::Call& call, const Variable& expert_out) {
+  auto backward = [&session, handle, call](Backward& b) {
+    b.give(0, session.combine_backward(handle, call, b.grad()));
   };
   const Shape shape{handle.header.num_tokens, expert_out.dim(1)};
   if (tape.recomputing()) {
     return tape.record_without_value("combine", shape, expert_out.dtype(), {expert_out}, backward);
   }
-  return tape.record("combine", session.combine(handle, expert_out.value()), {expert_out},
+  return tape.record("combine", session.combine(handle, call, expert_out.value()), {expert_out},
                      backward);
 }
 

@@ -52,7 +52,7 @@ class Dispatch : public ::testing::TestWithParam<DispatchCase> {
     const Variable up = grouped_linear(tape, sent.recv_tokens, in[2], sent.zones);
     const Variable act = swiglu(tape, up, sent.recv_gate, sent.zones);
     const Variable out = grouped_linear(tape, act, in[3], sent.zones);
-    return combine(tape, session_.session, sent.prepare.handle, out);
+    return combine(tape, session_.session, sent.prepare.handle, {}, out);
   }
   ep::PrepareResult prepared() {
     return session_.session.prepare({.topk_idx = ids_, .gate = gate_});
@@ -120,7 +120,8 @@ TEST_P(Dispatch, CombineAloneMatchesDifferences) {
   }
   EXPECT_TRUE(op_gradients_match(ctx_,
                                  [&](Tape& tape, const Inputs& in) {
-                                   return Inputs{combine(tape, session_.session, p.handle, in[0])};
+                                   return Inputs{
+                                       combine(tape, session_.session, p.handle, {}, in[0])};
                                  },
                                  {{"expert_out", expert_out, used, nothing_sent()}}));
 }
@@ -195,7 +196,7 @@ class RecomputedDispatch : public DroppingLayer, public ::testing::WithParamInte
       const DispatchOutput sent = dispatch(tape, session_.session, {}, x, ids_, gate_);
       result.capacities.push_back(sent.prepare.handle.header.capacity);
       const Variable rows = add(tape, sent.recv_tokens, sent.recv_tokens);
-      const Variable y = combine(tape, session_.session, sent.prepare.handle, rows);
+      const Variable y = combine(tape, session_.session, sent.prepare.handle, {}, rows);
       EXPECT_EQ(y.has_value(), !tape.recomputing());
       return Inputs{add(tape, x, y), sent.recv_gate};
     };
@@ -266,7 +267,7 @@ TEST(GrowingLayer, IsComputedAgainWithTheGrownCapacity) {
   const Inputs y = tape.region({}, x, [&](const Variable& in) {
     const DispatchOutput sent = dispatch(tape, self.session, {}, in, ids, gate);
     capacities.push_back(sent.prepare.handle.header.capacity);
-    return Inputs{combine(tape, self.session, sent.prepare.handle, sent.recv_tokens)};
+    return Inputs{combine(tape, self.session, sent.prepare.handle, {}, sent.recv_tokens)};
   });
   self.session.raise_capacity(0, 30);
   const Tensor ones = tensor_of<double>(ctx, {5, kHidden}, std::vector<double>(5 * kHidden, 1.0));

@@ -12,6 +12,13 @@
 
 namespace spillway::ep {
 
+/// Which of a model's calls a dispatch belongs to.
+struct Call {
+  int64_t layer = 0;  ///< index into EpConfig::recv_capacity_per_rank
+  int64_t micro_batch = 0;
+  int64_t step = 0;
+};
+
 /// Plain bytes, no pointers, no padding bytes that are not written.
 struct HandleHeader {
   uint64_t magic = 0;

@@ -31,11 +31,9 @@ enum class Sizing {
   kDrop,      ///< evaluation: the layer's capacity, overflow drops whatever the session's action
 };
 
-/// What a call is about; T = topk_idx.dim(0) may be 0 and may differ between ranks.
+/// T = topk_idx.dim(0) may be 0 and may differ between ranks.
 struct PrepareArgs {
-  int64_t layer = 0;  ///< index into EpConfig::recv_capacity_per_rank
-  int64_t micro_batch = 0;
-  int64_t step = 0;
+  Call call;
   const Tensor& topk_idx;  ///< i32 [T,K], global expert ids; -1 = none; ids of a token distinct
   const Tensor& gate;      ///< [T,K] f32 or f64
   Sizing sizing = Sizing::kLive;
@@ -98,17 +96,21 @@ class Session {
 
   /// One all-gather of [ep, E] counts (none at ep = 1), then the plan.
   PrepareResult prepare(const PrepareArgs& args);
+  // Each use of a handle says which call it belongs to: a handle of another layer, micro-batch or
+  // step is an Error that names the field and both values, like every other that does not fit.
+
   /// Moves rows and gates to the experts. tokens [T,H], gate [T,K].
-  DispatchResult dispatch(const RoutingHandle& handle, const Tensor& tokens, const Tensor& gate);
+  DispatchResult dispatch(const RoutingHandle& handle, const Call& call, const Tensor& tokens,
+                          const Tensor& gate);
   /// Both in one call, bit-identical; counts as no prepare of its own.
   PrepareAndDispatchResult prepare_and_dispatch(const PrepareArgs& args, const Tensor& tokens);
   /// out[T,H]: sum of each token's kept slots, unweighted, fp32 in k order. expert_out [C,H].
-  Tensor combine(const RoutingHandle& handle, const Tensor& expert_out);
+  Tensor combine(const RoutingHandle& handle, const Call& call, const Tensor& expert_out);
   /// d_expert_out [C,H]: padding rows zero.
-  Tensor combine_backward(const RoutingHandle& handle, const Tensor& dout);
+  Tensor combine_backward(const RoutingHandle& handle, const Call& call, const Tensor& dout);
   /// d_recv [C,H], d_gate [C] -> dx, d_gate; fp32 sums in k order.
-  DispatchBackwardResult dispatch_backward(const RoutingHandle& handle, const Tensor& d_recv,
-                                           const Tensor& d_gate);
+  DispatchBackwardResult dispatch_backward(const RoutingHandle& handle, const Call& call,
+                                           const Tensor& d_recv, const Tensor& d_gate);
 
   /// Between steps: raises a layer's capacity without a new epoch (after `grow` anywhere in the
   /// world, so that capacities are equal again). Never lowers.
@@ -134,16 +136,16 @@ class Session {
   HandleHeader make_header(const PrepareArgs& args, int64_t capacity) const;
   /// [C,H], uninitialised.
   Tensor receive_buffer(const RoutingHandle& handle);
-  // Each throws Error naming `call`, what is wrong and what is allowed.
-  void require_active(const char* call) const;
-  void require_layer(const char* call, int64_t layer) const;
-  void check_handle(const RoutingHandle& handle, const char* call) const;
-  void check_slots(const RoutingHandle& handle, const char* call, const char* name,
+  // Each throws Error naming `where`, what is wrong and what is allowed.
+  void require_active(const char* where) const;
+  void require_layer(const char* where, int64_t layer) const;
+  void check_handle(const RoutingHandle& handle, const Call& call, const char* where) const;
+  void check_slots(const RoutingHandle& handle, const char* where, const char* name,
                    const Tensor& rows) const;
-  void check_tokens(const RoutingHandle& handle, const char* call, const char* name,
+  void check_tokens(const RoutingHandle& handle, const char* where, const char* name,
                     const Tensor& rows) const;
-  void check_row_type(const char* call, const char* name, const Tensor& rows) const;
-  void check_gates(const char* call, const char* name, const Tensor& gates,
+  void check_row_type(const char* where, const char* name, const Tensor& rows) const;
+  void check_gates(const char* where, const char* name, const Tensor& gates,
                    const Shape& wanted) const;
 
   Context& ctx_;

@@ -10,9 +10,7 @@ using autograd::Tape;
 using autograd::Variable;
 
 struct DispatchOptions {
-  int64_t layer = 0;  ///< MoE layer, index into the session's capacities
-  int64_t micro_batch = 0;
-  int64_t step = 0;
+  ep::Call call;
   ep::Sizing sizing = ep::Sizing::kLive;
   bool fused = false;  ///< prepare and dispatch in one call
 };
@@ -32,6 +30,6 @@ DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions&
 /// y[T,H]: the sum of each token's kept rows of expert_out [C,H]. Not repeated when a region is
 /// computed again: its value is then absent.
 Variable combine(Tape& tape, ep::Session& session, const ep::RoutingHandle& handle,
-                 const Variable& expert_out);
+                 const ep::Call& call, const Variable& expert_out);
 
 }  // namespace spillway::ops

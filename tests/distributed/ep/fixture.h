@@ -155,7 +155,7 @@ struct Batch {
   Tensor tokens;    // [T,H]
 
   PrepareArgs args(int64_t layer = 0, Sizing sizing = Sizing::kLive) const {
-    return {.layer = layer, .topk_idx = topk_idx, .gate = gate, .sizing = sizing};
+    return {.call = {.layer = layer}, .topk_idx = topk_idx, .gate = gate, .sizing = sizing};
   }
 };
 

@@ -22,7 +22,7 @@ class Handle : public ::testing::TestWithParam<int> {
     return Tensor::zeros(w_->ctx, {capacity, kHidden}, config_.dtype);
   }
   std::string combine_error(const RoutingHandle& handle) {
-    return error_of([&] { session().combine(handle, slots(handle.header.capacity)); });
+    return error_of([&] { session().combine(handle, {}, slots(handle.header.capacity)); });
   }
 
   std::unique_ptr<World> w_;
@@ -32,12 +32,12 @@ class Handle : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(Handle, SurvivesCopiesMovesAndTheEndOfTheFirst) {
-  const DispatchResult sent = session().dispatch(prepared_.handle, batch_.tokens, batch_.gate);
+  const DispatchResult sent = session().dispatch(prepared_.handle, {}, batch_.tokens, batch_.gate);
   auto copied = std::make_unique<RoutingHandle>(prepared_.handle);
   RoutingHandle moved = std::move(*copied);
   copied.reset();
   prepared_ = PrepareResult{};
-  const Tensor out = session().combine(moved, sent.recv_tokens);
+  const Tensor out = session().combine(moved, {}, sent.recv_tokens);
   for (int64_t i = 0; i < out.numel(); ++i)
     ASSERT_EQ(element(out, i), 2 * element(batch_.tokens, i));
 }
@@ -85,13 +85,14 @@ TEST_P(Handle, NamesAnyFlippedBit) {
     std::memcpy(&bad.header, bytes, sizeof(bytes));
     if (std::memcmp(&bad.header, &prepared_.handle.header, sizeof(bytes)) == 0) continue;
     const Tensor any = slots(8);
-    ASSERT_EQ(error_of([&] { session().combine(bad, any); }), "combine: handle header corrupted")
+    ASSERT_EQ(error_of([&] { session().combine(bad, {}, any); }),
+              "combine: handle header corrupted")
         << "trial " << trial;
-    ASSERT_EQ(error_of([&] { session().dispatch(bad, batch_.tokens, batch_.gate); }),
+    ASSERT_EQ(error_of([&] { session().dispatch(bad, {}, batch_.tokens, batch_.gate); }),
               "dispatch: handle header corrupted");
-    ASSERT_EQ(error_of([&] { session().combine_backward(bad, batch_.tokens); }),
+    ASSERT_EQ(error_of([&] { session().combine_backward(bad, {}, batch_.tokens); }),
               "combine_backward: handle header corrupted");
-    ASSERT_EQ(error_of([&] { session().dispatch_backward(bad, any, batch_.gate); }),
+    ASSERT_EQ(error_of([&] { session().dispatch_backward(bad, {}, any, batch_.gate); }),
               "dispatch_backward: handle header corrupted");
   }
 }
@@ -111,8 +112,10 @@ TEST_P(Handle, NamesTheFieldThatDiffersAndBothValues) {
        str("the handle's session_id is 3, the session's is ", session().session_id())},
       {"epoch", [](HandleHeader& h) { h.epoch = 4; },
        "stale handle: its epoch is 4, the session's is 0"},
-      {"layer", [](HandleHeader& h) { h.layer = 2; },
-       "the handle's layer is 2, the session's are 0 to 1"},
+      {"layer", [](HandleHeader& h) { h.layer = 2; }, "the handle's layer is 2, the call's is 0"},
+      {"micro_batch", [](HandleHeader& h) { h.micro_batch = 7; },
+       "the handle's micro_batch is 7, the call's is 0"},
+      {"step", [](HandleHeader& h) { h.step = 9; }, "the handle's step is 9, the call's is 0"},
       {"tokens", [](HandleHeader& h) { h.num_tokens = 5; },
        "the handle's [num_tokens, top_k] is [5, 2], its map's are [16, 2]"},
       {"top_k", [](HandleHeader& h) { h.top_k = 3; },
@@ -139,33 +142,34 @@ TEST_P(Handle, RefusesTensorsOfAnotherLayersCapacity) {
   const PrepareResult other = session().prepare(batch_.args(1));
   const int64_t here = prepared_.handle.header.capacity, there = other.handle.header.capacity;
   EXPECT_TRUE(
-      contains(error_of([&] { session().combine(prepared_.handle, slots(there)); }),
+      contains(error_of([&] { session().combine(prepared_.handle, {}, slots(there)); }),
                str("combine: the handle's capacity is ", here, ", expert_out's rows are ", there)));
   const Tensor gates = Tensor::zeros(w_->ctx, {there}, DType::kF32);
   EXPECT_TRUE(contains(
-      error_of([&] { session().dispatch_backward(prepared_.handle, slots(there), gates); }),
+      error_of([&] { session().dispatch_backward(prepared_.handle, {}, slots(there), gates); }),
       "d_recv's rows are"));
-  EXPECT_TRUE(
-      contains(error_of([&] { session().dispatch_backward(prepared_.handle, slots(here), gates); }),
-               str("d_gate has shape [", there, "]; allowed: [", here, "]")));
+  EXPECT_TRUE(contains(
+      error_of([&] { session().dispatch_backward(prepared_.handle, {}, slots(here), gates); }),
+      str("d_gate has shape [", there, "]; allowed: [", here, "]")));
 }
 
 TEST_P(Handle, RefusesTokensOfAnotherBatch) {
   const Tensor fewer = batch_.tokens.rows(0, 5);
-  EXPECT_TRUE(contains(error_of([&] { session().dispatch(prepared_.handle, fewer, batch_.gate); }),
-                       "dispatch: the handle's num_tokens is 16, tokens's rows are 5"));
-  EXPECT_TRUE(contains(error_of([&] { session().combine_backward(prepared_.handle, fewer); }),
+  EXPECT_TRUE(
+      contains(error_of([&] { session().dispatch(prepared_.handle, {}, fewer, batch_.gate); }),
+               "dispatch: the handle's num_tokens is 16, tokens's rows are 5"));
+  EXPECT_TRUE(contains(error_of([&] { session().combine_backward(prepared_.handle, {}, fewer); }),
                        "dout's rows are 5"));
   EXPECT_TRUE(contains(error_of([&] {
-                         session().dispatch(prepared_.handle, batch_.tokens,
+                         session().dispatch(prepared_.handle, {}, batch_.tokens,
                                             batch_.gate.rows(0, 5));
                        }),
                        "gate has shape [5, 2]; allowed: [16, 2]"));
   const Tensor wide = Tensor::zeros(w_->ctx, {kTokens, kHidden + 1}, config_.dtype);
-  EXPECT_TRUE(contains(error_of([&] { session().combine_backward(prepared_.handle, wide); }),
+  EXPECT_TRUE(contains(error_of([&] { session().combine_backward(prepared_.handle, {}, wide); }),
                        "rows of 9; allowed: hidden = 8"));
   const Tensor doubles = Tensor::zeros(w_->ctx, {kTokens, kHidden}, DType::kF64);
-  EXPECT_TRUE(contains(error_of([&] { session().combine_backward(prepared_.handle, doubles); }),
+  EXPECT_TRUE(contains(error_of([&] { session().combine_backward(prepared_.handle, {}, doubles); }),
                        "dout is f64; allowed: the session's f32"));
 }
 
@@ -182,14 +186,14 @@ TEST_P(Handle, OfAnotherSessionIsRefused) {
   Session other(w_->ctx, w_->topology);
   other.bootstrap(config_);
   EXPECT_NE(other.session_id(), session().session_id());
-  const std::string text =
-      error_of([&] { other.combine(prepared_.handle, slots(prepared_.handle.header.capacity)); });
+  const std::string text = error_of(
+      [&] { other.combine(prepared_.handle, {}, slots(prepared_.handle.header.capacity)); });
   EXPECT_TRUE(contains(text, str("the handle's session_id is ", session().session_id(),
                                  ", the session's is ", other.session_id())));
 }
 
 TEST_P(Handle, UndefinedIsRefused) {
-  EXPECT_EQ(error_of([&] { session().combine(RoutingHandle{}, slots(8)); }).substr(0, 36),
+  EXPECT_EQ(error_of([&] { session().combine(RoutingHandle{}, {}, slots(8)); }).substr(0, 36),
             "combine: the handle is undefined [ch");
 }
 

@@ -36,11 +36,11 @@ class Overflow : public ::testing::TestWithParam<int> {
   std::vector<Tensor> run_layer(const Batch& batch, Sizing sizing = Sizing::kLive) {
     Session& session = w_->session;
     const PrepareResult prepared = session.prepare(batch.args(0, sizing));
-    const DispatchResult sent = session.dispatch(prepared.handle, batch.tokens, batch.gate);
-    const Tensor out = session.combine(prepared.handle, sent.recv_tokens);
-    const Tensor d_expert_out = session.combine_backward(prepared.handle, batch.tokens);
+    const DispatchResult sent = session.dispatch(prepared.handle, {}, batch.tokens, batch.gate);
+    const Tensor out = session.combine(prepared.handle, {}, sent.recv_tokens);
+    const Tensor d_expert_out = session.combine_backward(prepared.handle, {}, batch.tokens);
     const DispatchBackwardResult back =
-        session.dispatch_backward(prepared.handle, d_expert_out, sent.recv_gate);
+        session.dispatch_backward(prepared.handle, {}, d_expert_out, sent.recv_gate);
     capacity_ = prepared.handle.header.capacity;
     ledger_ = prepared.ledger;
     return {out, back.dx, back.d_gate};
@@ -94,8 +94,9 @@ TEST_P(Overflow, LeavesTheSessionUsable) {
   const Batch batch = make_batch(*w_, config_, Routing::kHotRank);
   EXPECT_THROW(w_->session.prepare(batch.args(0)), OverflowError);
   const PrepareResult prepared = w_->session.prepare(batch.args(1));
-  const DispatchResult sent = w_->session.dispatch(prepared.handle, batch.tokens, batch.gate);
-  const Tensor out = w_->session.combine(prepared.handle, sent.recv_tokens);
+  const DispatchResult sent =
+      w_->session.dispatch(prepared.handle, {.layer = 1}, batch.tokens, batch.gate);
+  const Tensor out = w_->session.combine(prepared.handle, {.layer = 1}, sent.recv_tokens);
   for (int64_t i = 0; i < out.numel(); ++i) {
     ASSERT_EQ(element(out, i),
               2 * element(batch.tokens, i));  // both chosen experts return the token
@@ -139,10 +140,11 @@ TEST_P(Overflow, TailDropsASourceWhole) {
   const bool loses = w_->topology.ep_rank() == GetParam() - 1;
   EXPECT_EQ(prepared.ledger.fully_dropped_tokens, loses ? kTokens : 0);
   EXPECT_EQ(prepared.ledger.dropped_gate_mass, loses ? prepared.ledger.gate_mass : 0.0);
-  const DispatchResult sent = w_->session.dispatch(prepared.handle, batch.tokens, batch.gate);
-  const Tensor out = w_->session.combine(prepared.handle, sent.recv_tokens);
+  const DispatchResult sent = w_->session.dispatch(prepared.handle, {}, batch.tokens, batch.gate);
+  const Tensor out = w_->session.combine(prepared.handle, {}, sent.recv_tokens);
   const auto back = w_->session.dispatch_backward(
-      prepared.handle, w_->session.combine_backward(prepared.handle, batch.tokens), sent.recv_gate);
+      prepared.handle, {}, w_->session.combine_backward(prepared.handle, {}, batch.tokens),
+      sent.recv_gate);
   for (int64_t i = 0; i < out.numel(); ++i) {
     ASSERT_EQ(element(out, i), loses ? 0.0 : element(batch.tokens, i));
     ASSERT_EQ(element(back.dx, i), loses ? 0.0 : element(batch.tokens, i));
@@ -193,16 +195,16 @@ TEST_P(Overflow, GrowLeavesLiveHandlesValid) {
   config_.recv_capacity_per_rank = {capacity};
   bootstrap();
   const PrepareResult before = w_->session.prepare(part.args());
-  const DispatchResult sent = w_->session.dispatch(before.handle, part.tokens, part.gate);
+  const DispatchResult sent = w_->session.dispatch(before.handle, {}, part.tokens, part.gate);
   const Tensor rows_before = sent.recv_tokens.clone(w_->ctx);
   ASSERT_EQ(before.handle.header.capacity, capacity);
 
   const auto grown = w_->session.prepare_and_dispatch(full.args(), full.tokens);
   EXPECT_EQ(grown.prepare.handle.header.capacity, 4 * capacity);
   EXPECT_TRUE(same_bits(sent.recv_tokens, rows_before));
-  const Tensor out = w_->session.combine(before.handle, sent.recv_tokens);
+  const Tensor out = w_->session.combine(before.handle, {}, sent.recv_tokens);
   for (int64_t i = 0; i < out.numel(); ++i) ASSERT_EQ(element(out, i), 2 * element(part.tokens, i));
-  EXPECT_EQ(w_->session.combine_backward(before.handle, part.tokens).dim(0), capacity);
+  EXPECT_EQ(w_->session.combine_backward(before.handle, {}, part.tokens).dim(0), capacity);
 }
 
 TEST_P(Overflow, RaisingNeverLowers) {
@@ -282,8 +284,8 @@ TEST(GrowAcrossGroups, OverflowInOneGroupOnlyDoesNotHangTheOthers) {
   const PrepareResult prepared = w.session.prepare(batch.args());
   EXPECT_EQ(prepared.handle.header.capacity, hot ? 4 * kTokens : 2 * kTokens + 8);
   EXPECT_EQ(prepared.ledger.capacity_end > prepared.ledger.capacity_begin, hot);
-  const DispatchResult sent = w.session.dispatch(prepared.handle, batch.tokens, batch.gate);
-  const Tensor out = w.session.combine(prepared.handle, sent.recv_tokens);
+  const DispatchResult sent = w.session.dispatch(prepared.handle, {}, batch.tokens, batch.gate);
+  const Tensor out = w.session.combine(prepared.handle, {}, sent.recv_tokens);
   for (int64_t i = 0; i < out.numel(); ++i)
     ASSERT_EQ(element(out, i), 2 * element(batch.tokens, i));
   // Between steps the world agrees on the largest.

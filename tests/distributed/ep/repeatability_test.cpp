@@ -46,13 +46,13 @@ class Repeatability : public ::testing::TestWithParam<Case> {
       run.sent = both.dispatch;
     } else {
       run.prepared = session.prepare(batch_.args());
-      run.sent = session.dispatch(run.prepared.handle, batch_.tokens, batch_.gate);
+      run.sent = session.dispatch(run.prepared.handle, {}, batch_.tokens, batch_.gate);
     }
     const RoutingHandle& handle = run.prepared.handle;
-    run.out = session.combine(handle, run.sent.recv_tokens);
+    run.out = session.combine(handle, {}, run.sent.recv_tokens);
     const bool before = w_->ctx.counters().set_in_backward(true);
-    run.d_expert_out = session.combine_backward(handle, dout_);
-    const auto back = session.dispatch_backward(handle, run.d_expert_out, run.sent.recv_gate);
+    run.d_expert_out = session.combine_backward(handle, {}, dout_);
+    const auto back = session.dispatch_backward(handle, {}, run.d_expert_out, run.sent.recv_gate);
     w_->ctx.counters().set_in_backward(before);
     run.dx = back.dx;
     run.d_gate = back.d_gate;
@@ -182,7 +182,8 @@ TEST_P(Repeatability, LayersWithDifferentBatchesDoNotMeet) {
     }
     for (size_t layer : {1, 0}) {
       const Tensor out =
-          w_->session.combine(layers[layer].prepare.handle, layers[layer].dispatch.recv_tokens);
+          w_->session.combine(layers[layer].prepare.handle, {.layer = static_cast<int64_t>(layer)},
+                              layers[layer].dispatch.recv_tokens);
       for (int64_t i = 0; i < out.numel(); ++i) {
         ASSERT_EQ(element(out, i), 4 * element(batches[layer].tokens, i));
       }
@@ -234,7 +235,7 @@ TEST(SelfTransport, CarriesASession) {
   EXPECT_EQ(element(sent.dispatch.recv_gate, 0), 3);
   EXPECT_EQ(element(sent.dispatch.recv_gate, 1), 4);
   EXPECT_EQ(element(sent.dispatch.recv_gate, 2), 2);
-  const Tensor out = session.combine(sent.prepare.handle, sent.dispatch.recv_tokens);
+  const Tensor out = session.combine(sent.prepare.handle, {}, sent.dispatch.recv_tokens);
   EXPECT_EQ(element(out, 0), 2 * 1);
   EXPECT_EQ(element(out, kHidden), 11);
   sent = PrepareAndDispatchResult{};  // else its handle is alive

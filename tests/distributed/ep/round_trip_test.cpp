@@ -116,7 +116,8 @@ class RoundTrip : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(RoundTrip, DispatchPlacesEveryRow) {
-  const DispatchResult sent = w_->session.dispatch(prepared_.handle, batch_.tokens, batch_.gate);
+  const DispatchResult sent =
+      w_->session.dispatch(prepared_.handle, {}, batch_.tokens, batch_.gate);
   ASSERT_EQ(sent.recv_tokens.shape(), Shape({capacity_, kHidden}));
   ASSERT_EQ(sent.recv_tokens.dtype(), config_.dtype);
   ASSERT_EQ(sent.recv_gate.shape(), Shape({capacity_}));
@@ -128,12 +129,13 @@ TEST_P(RoundTrip, DispatchPlacesEveryRow) {
 }
 
 TEST_P(RoundTrip, CombineSumsTheKeptSlots) {
-  const DispatchResult sent = w_->session.dispatch(prepared_.handle, batch_.tokens, batch_.gate);
+  const DispatchResult sent =
+      w_->session.dispatch(prepared_.handle, {}, batch_.tokens, batch_.gate);
   const Tensor expert_out =
       make_slots({capacity_, kHidden}, config_.dtype, [&](int64_t, int64_t slot, int64_t h) {
         return element(sent.recv_gate, slot) * element(sent.recv_tokens, slot * kHidden + h);
       });
-  const Tensor out = w_->session.combine(prepared_.handle, expert_out);
+  const Tensor out = w_->session.combine(prepared_.handle, {}, expert_out);
   Tensor expected = Tensor::zeros(w_->ctx, batch_.tokens.shape(), DType::kF64);
   for_each_kept([&](int64_t, const Assignment& a) {
     const int64_t token = global_token(w_->rank(), a.t);
@@ -153,7 +155,7 @@ TEST_P(RoundTrip, CombineBackwardBringsEveryRowsGradient) {
   const Tensor dout =
       fill(w_->ctx, batch_.tokens.shape(), config_.dtype,
            [&](int64_t t, int64_t h) { return dout_value(global_token(w_->rank(), t), h); });
-  expect_slots(w_->session.combine_backward(prepared_.handle, dout),
+  expect_slots(w_->session.combine_backward(prepared_.handle, {}, dout),
                [&](const Assignment& a, int64_t h) { return dout_value(source_token(a), h); });
 }
 
@@ -167,7 +169,7 @@ TEST_P(RoundTrip, DispatchBackwardSumsTheKeptSlotsAndZeroesTheDropped) {
   const Tensor d_recv = make_slots({capacity_, kHidden}, config_.dtype, row_value);
   const Tensor d_recv_gate = make_slots({capacity_}, DType::kF32, gate_gradient);
   const DispatchBackwardResult back =
-      w_->session.dispatch_backward(prepared_.handle, d_recv, d_recv_gate);
+      w_->session.dispatch_backward(prepared_.handle, {}, d_recv, d_recv_gate);
 
   Tensor dx = Tensor::zeros(w_->ctx, batch_.tokens.shape(), DType::kF64);
   Tensor d_gate = Tensor::zeros(w_->ctx, batch_.topk_idx.shape(), DType::kF64);

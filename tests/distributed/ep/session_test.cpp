@@ -20,7 +20,8 @@ class SessionLife : public ::testing::TestWithParam<int> {
     const Batch batch = make_batch(*w_, config, Routing::kUniform);
     const auto sent = session().prepare_and_dispatch(batch.args(layer), batch.tokens);
     EXPECT_EQ(sent.dispatch.recv_tokens.dim(0), session().capacity(layer));
-    const Tensor out = session().combine(sent.prepare.handle, sent.dispatch.recv_tokens);
+    const Tensor out =
+        session().combine(sent.prepare.handle, {.layer = layer}, sent.dispatch.recv_tokens);
     for (int64_t i = 0; i < out.numel(); ++i) {
       ASSERT_EQ(element(out, i), static_cast<double>(config.top_k) * element(batch.tokens, i));
     }
@@ -93,7 +94,7 @@ TEST_P(SessionLife, ABufferInUseIsNeverReused) {
   const auto first = session().prepare_and_dispatch(batch.args(), batch.tokens);
   const Tensor before = first.dispatch.recv_tokens.clone(w_->ctx);
   const auto second = session().prepare_and_dispatch(other.args(), other.tokens);
-  const Tensor third = session().combine_backward(second.prepare.handle, other.tokens);
+  const Tensor third = session().combine_backward(second.prepare.handle, {}, other.tokens);
   EXPECT_FALSE(first.dispatch.recv_tokens.shares_storage(second.dispatch.recv_tokens));
   EXPECT_FALSE(second.dispatch.recv_tokens.shares_storage(third));
   EXPECT_TRUE(same_bits(first.dispatch.recv_tokens, before));
@@ -142,7 +143,7 @@ TEST_P(Reconfigure, GrowsShrinksAndGrowsWithOtherExpertsAndHidden) {
     group = &w_->topology.ep_group();
     const Batch batch = make_batch(*w_, next, Routing::kUnequal, 3);
     const auto sent = w_->session.prepare_and_dispatch(batch.args(), batch.tokens);
-    const Tensor out = w_->session.combine(sent.prepare.handle, sent.dispatch.recv_tokens);
+    const Tensor out = w_->session.combine(sent.prepare.handle, {}, sent.dispatch.recv_tokens);
     for (int64_t i = 0; i < out.numel(); ++i) {
       ASSERT_EQ(element(out, i), static_cast<double>(next.top_k) * element(batch.tokens, i));
     }
@@ -267,7 +268,7 @@ TEST_P(SessionLife, NamesRanksThatAreInDifferentCalls) {
   session().bootstrap(config_);
   const Batch batch = make_batch(*w_, config_, Routing::kUniform);
   PrepareArgs args = batch.args();
-  args.micro_batch = w_->topology.ep_rank() == 1 ? 4 : 3;
+  args.call.micro_batch = w_->topology.ep_rank() == 1 ? 4 : 3;
   EXPECT_EQ(error_of([&] { session().prepare(args); }),
             str("prepare: the ranks of an EP group are in different calls: micro_batch is 3 on "
                 "rank ",
