@@ -48,8 +48,8 @@ void validate_capacities(const EpConfig& config) {
 std::vector<ConfigField> config_fields(const EpConfig& config) {
   // Taken apart so that a field added to the struct and forgotten here does not compile.
   const auto& [ep, num_experts, hidden, top_k, alignment, dtype, max_tokens_per_rank, capacities,
-               drop_on_overflow, grow_on_overflow, grow_margin, drop_order, drop_seed, poison,
-               capacity_key, layer_ids] = config;
+               drop_on_overflow, grow_on_overflow, grow_margin, drop_order, drop_seed,
+               renormalize_kept, poison, capacity_key, layer_ids] = config;
   std::vector<ConfigField> fields;
   const auto add = [&fields](const std::string& name, const auto& value) {
     fields.push_back({name, text_of(value)});
@@ -71,6 +71,7 @@ std::vector<ConfigField> config_fields(const EpConfig& config) {
   add("grow_margin", grow_margin);
   add("drop_order", choice_name(plan::kDropOrderChoices, drop_order));
   add("drop_seed", drop_seed);
+  add("renormalize_kept", renormalize_kept ? "true" : "false");
   add("poison", poison ? "true" : "false");
   add("capacity_key", capacity_key);
   add_list("layer_ids", layer_ids);

@@ -27,6 +27,9 @@ struct EpConfig {
   double grow_margin = 0.0;  ///< added to a grown capacity, fraction of demand
   plan::DropOrder drop_order = plan::DropOrder::kTail;
   uint64_t drop_seed = 0;
+  /// Kept gates of a token times (sum of its gates) / (sum of its kept gates), done at the source
+  /// before rows are sent; the numerator is a constant in backward. Nothing where the latter is 0.
+  bool renormalize_kept = false;
   /// Debug: the unspecified tail of receive buffers holds NaN, and handles' maps are checked.
   bool poison = false;
   /// Config key that an OverflowError tells the user to change.
