@@ -2,7 +2,7 @@
 #include <cstring>
 #include <exception>
 
-#include "mpi_check.h"
+#include "mpi_handle.h"
 #include "segments.h"
 #include "spillway/comm/communicator.h"
 #include "spillway/core/log.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kTag = 1;
 
-class MpiCommunicator final : public Communicator {
+class MpiCommunicator final : public Communicator, public MpiHandle {
  public:
   /// Takes `comm` over: freed with this object.
   MpiCommunicator(MPI_Comm comm, int64_t max_message_bytes)
@@ -26,6 +26,7 @@ class MpiCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string name() const override { return "mpi"; }
+  MPI_Comm mpi_comm() const override { return comm_; }
 
   void all_gather(const void* send, void* recv, int64_t bytes) override;
   std::vector<std::vector<std::byte>> gather_to_root(std::span<const std::byte> blob) override;
