@@ -99,7 +99,7 @@ void build_maps(Context& ctx, const Tensor& topk_idx, int64_t rank,
   }
   const plan::RankPlan& own = plans[static_cast<size_t>(rank)];
   handle.send_counts = cells.kept;
-  handle.recv_counts = own.kept;
+  handle.recv_counts = own.rows.kept;
   handle.token_counts = own.token_counts;
   handle.slot_counts = own.slot_counts;
   handle.zone_begin = own.zone_begin;

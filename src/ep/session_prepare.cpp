@@ -79,10 +79,14 @@ PrepareResult Session::plan(const PrepareArgs& args) {
     demand.push_back(plan::demand_slots(counts.matrix, rank, config_.alignment));
   }
   const int64_t capacity = choose_capacity(args, demand);
+  const plan::DropRule rule{.order = config_.drop_order,
+                            .seed = config_.drop_seed,
+                            .step = args.call.step,
+                            .micro_batch = args.call.micro_batch,
+                            .layer = args.call.layer};
   std::vector<plan::RankPlan> plans;
   for (int64_t rank = 0; rank < config_.ep; ++rank) {
-    plans.push_back(
-        plan::plan_rank(counts.matrix, rank, capacity, config_.alignment, config_.drop_order));
+    plans.push_back(plan::plan_rank(counts.matrix, rank, capacity, config_.alignment, rule));
   }
 
   PrepareResult result;

@@ -1,56 +1,103 @@
 #include "spillway/plan/rank_plan.h"
 
-#include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "checks.h"
+#include "keep.h"
 #include "spillway/core/choice.h"
 #include "spillway/core/error.h"
-#include "spillway/core/math.h"
+#include "zones.h"
 
 namespace spillway::plan {
 namespace {
 
-int64_t sum(const std::vector<int64_t>& values) {
-  return std::accumulate(values.begin(), values.end(), int64_t{0});
+// One case an order; all else in a plan follows from what is kept of each cell.
+KeptRows keep(const Inbox& inbox, const DropRule& rule) {
+  if (!inbox.overflow()) return keep_everything(inbox);
+  if (rule.order == DropOrder::kTail) return keep_tail(inbox);
+  throw Error(str("drop order '", choice_name(kDropOrderChoices, rule.order),
+                  "' is not available: only tail"));
 }
 
-// kept [S, L] under the order (local expert, source, ordinal): whole experts while they fit, then
-// one expert's first rows, then nothing. `capacity` is a multiple of A, so an expert that does not
-// fit has more rows than slots are free, and its rows fill them without padding.
-std::vector<int64_t> keep_tail(const CountMatrix& matrix, int64_t rank,
-                               const std::vector<int64_t>& routed, int64_t capacity,
-                               int64_t alignment) {
-  const int64_t experts_per_rank = matrix.experts_per_rank();
-  std::vector<int64_t> kept(static_cast<size_t>(matrix.ep * experts_per_rank), 0);
-  int64_t free_slots = capacity;
-  for (int64_t local = 0; local < experts_per_rank; ++local) {
-    const int64_t zone = round_up(routed[static_cast<size_t>(local)], alignment);
-    const bool fits = zone <= free_slots;
-    int64_t left = fits ? routed[static_cast<size_t>(local)] : free_slots;
-    for (int64_t source = 0; source < matrix.ep && left > 0; ++source) {
-      const int64_t taken = std::min(left, matrix.at(source, rank * experts_per_rank + local));
-      kept[static_cast<size_t>(source * experts_per_rank + local)] = taken;
-      left -= taken;
-    }
-    if (!fits) break;
-    free_slots -= zone;
+void check_rows(const Inbox& inbox, const KeptRows& rows) {
+  const auto num_cells = static_cast<size_t>(inbox.num_cells());
+  SPILLWAY_CHECK(rows.kept.size() == num_cells, "kept has ", rows.kept.size(),
+                 " entries; allowed: ep * experts per rank = ", num_cells);
+  SPILLWAY_CHECK(rows.at_cut.size() == (rows.by_key ? num_cells : 0), "at_cut has ",
+                 rows.at_cut.size(), " entries; allowed: ", rows.by_key ? num_cells : 0);
+  for (size_t cell = 0; cell < num_cells; ++cell) {
+    const auto source = static_cast<int64_t>(cell) / inbox.num_experts;
+    const auto local = static_cast<int64_t>(cell) % inbox.num_experts;
+    const int64_t kept = rows.kept[cell];
+    SPILLWAY_CHECK(kept >= 0 && kept <= inbox.at(source, local), "kept of source ", source,
+                   ", local expert ", local, " is ", kept, "; allowed: 0 to its count ",
+                   inbox.at(source, local));
+    SPILLWAY_CHECK(!rows.by_key || (rows.at_cut[cell] >= 0 && rows.at_cut[cell] <= kept),
+                   "at_cut of source ", source, ", local expert ", local, " is ", rows.at_cut[cell],
+                   "; allowed: 0 to what is kept, ", kept);
   }
-  return kept;
 }
 
-// One function an order; all else in a plan follows from what is kept of each cell.
-std::vector<int64_t> keep(const CountMatrix& matrix, int64_t rank,
-                          const std::vector<int64_t>& routed, int64_t capacity, int64_t alignment,
-                          DropOrder order) {
-  if (order == DropOrder::kTail) return keep_tail(matrix, rank, routed, capacity, alignment);
-  throw Error(
-      str("drop order '", choice_name(kDropOrderChoices, order), "' is not available: only tail"));
+RankPlan lay_out(const Inbox& inbox, KeptRows rows) {
+  const auto experts_per_rank = static_cast<size_t>(inbox.num_experts);
+  RankPlan plan;
+  plan.rank = inbox.rank;
+  plan.capacity = inbox.capacity;
+  plan.rows = std::move(rows);
+  plan.token_counts.assign(experts_per_rank, 0);
+  const int64_t* kept = plan.rows.kept.data();
+  for (int64_t source = 0; source < inbox.num_sources; ++source, kept += experts_per_rank) {
+    for (size_t local = 0; local < experts_per_rank; ++local)
+      plan.token_counts[local] += kept[local];
+  }
+  plan.slot_counts.resize(experts_per_rank);
+  plan.zone_begin.resize(experts_per_rank);
+  int64_t begin = 0, num_kept = 0;
+  for (size_t local = 0; local < experts_per_rank; ++local) {
+    plan.zone_begin[local] = begin;
+    plan.slot_counts[local] = padded(plan.token_counts[local], inbox.alignment);
+    begin += plan.slot_counts[local];
+    num_kept += plan.token_counts[local];
+  }
+  plan.total_recv_tokens = inbox.demand;
+  plan.recv_assignments = inbox.num_rows;
+  plan.dropped_assignments = inbox.num_rows - num_kept;
+  plan.padding_slots = begin - num_kept;
+  return plan;
 }
 
 }  // namespace
 
-int64_t RankPlan::num_slots() const { return sum(slot_counts); }
+Inbox::Inbox(const CountMatrix& matrix, int64_t for_rank, int64_t slots, int64_t align)
+    : rank(for_rank), capacity(slots), alignment(align) {
+  check_alignment(alignment);
+  SPILLWAY_CHECK(capacity >= 0 && (capacity & (alignment - 1)) == 0, "capacity is ", capacity,
+                 " slots; allowed: a multiple of the alignment ", alignment, ", not negative");
+  routed = routed_per_expert(matrix, rank);  // checks matrix and rank
+  num_sources = matrix.ep;
+  num_experts = static_cast<int64_t>(routed.size());
+  stride = matrix.num_experts;
+  counts = matrix.counts.data() + rank * num_experts;
+  for (const int64_t rows : routed) {
+    num_rows += rows;
+    demand += padded(rows, alignment);
+  }
+}
+
+KeptRows keep_everything(const Inbox& inbox) {
+  KeptRows rows;
+  rows.kept.reserve(static_cast<size_t>(inbox.num_cells()));
+  for (int64_t source = 0; source < inbox.num_sources; ++source) {
+    const int64_t* row = inbox.row(source);
+    rows.kept.insert(rows.kept.end(), row, row + inbox.num_experts);
+  }
+  return rows;
+}
+
+int64_t RankPlan::num_slots() const {
+  return slot_counts.empty() ? 0 : zone_begin.back() + slot_counts.back();
+}
 
 int64_t RankPlan::source_begin(int64_t source, int64_t local_expert) const {
   int64_t begin = zone_begin[static_cast<size_t>(local_expert)];
@@ -59,32 +106,18 @@ int64_t RankPlan::source_begin(int64_t source, int64_t local_expert) const {
 }
 
 RankPlan plan_rank(const CountMatrix& matrix, int64_t rank, int64_t capacity, int64_t alignment,
-                   DropOrder order) {
-  check_alignment(alignment);
-  SPILLWAY_CHECK(capacity >= 0 && capacity % alignment == 0, "capacity is ", capacity,
-                 " slots; allowed: a multiple of the alignment ", alignment, ", not negative");
-  const std::vector<int64_t> routed = routed_per_expert(matrix, rank);
+                   const DropRule& rule) {
+  const Inbox inbox(matrix, rank, capacity, alignment);
+  return lay_out(inbox, keep(inbox, rule));
+}
 
-  RankPlan plan;
-  plan.rank = rank;
-  plan.capacity = capacity;
-  plan.kept = keep(matrix, rank, routed, capacity, alignment, order);
-  const size_t experts_per_rank = routed.size();
-  plan.token_counts.assign(experts_per_rank, 0);
-  for (size_t cell = 0; cell < plan.kept.size(); ++cell) {
-    plan.token_counts[cell % experts_per_rank] += plan.kept[cell];
-  }
-  int64_t begin = 0;
-  for (size_t local = 0; local < experts_per_rank; ++local) {
-    plan.zone_begin.push_back(begin);
-    plan.slot_counts.push_back(round_up(plan.token_counts[local], alignment));
-    begin += plan.slot_counts.back();
-    plan.total_recv_tokens += round_up(routed[local], alignment);
-  }
-  const int64_t kept = sum(plan.token_counts);
-  plan.recv_assignments = sum(routed);
-  plan.dropped_assignments = plan.recv_assignments - kept;
-  plan.padding_slots = begin - kept;
+RankPlan plan_rank(const CountMatrix& matrix, int64_t rank, int64_t capacity, int64_t alignment,
+                   KeptRows rows) {
+  const Inbox inbox(matrix, rank, capacity, alignment);
+  check_rows(inbox, rows);
+  RankPlan plan = lay_out(inbox, std::move(rows));
+  SPILLWAY_CHECK(plan.num_slots() <= capacity, "the rows kept on rank ", rank, " need ",
+                 plan.num_slots(), " slots; allowed: the capacity ", capacity);
   return plan;
 }
 

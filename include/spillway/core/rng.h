@@ -21,6 +21,13 @@ constexpr uint64_t mix64(uint64_t x) {
   return x;
 }
 
+/// One step of a hash of a list of words: from the state of those before to the state with `value`
+/// added; start with any state. Bijective in either argument.
+constexpr uint64_t hash_chain(uint64_t state, uint64_t value) {
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;  // the increment of SplitMix64
+  return mix64(state + (value + 1) * kGolden);
+}
+
 /// A stream of random numbers named by (seed, stream). Copyable. Draw i is one word whatever is
 /// made of it: at(i), uniform_at(i) and normal_at(i) of one stream depend on each other. The `_at`
 /// calls never change state, so threads may share a const Rng.

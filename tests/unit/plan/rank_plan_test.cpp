@@ -18,6 +18,8 @@
 namespace spillway::plan {
 namespace {
 
+constexpr DropRule kTailRule{};
+
 int64_t sum(const std::vector<int64_t>& v) {
   return std::accumulate(v.begin(), v.end(), int64_t{0});
 }
@@ -79,7 +81,7 @@ void expect_matches_reference(const CountMatrix& matrix, const std::vector<Assig
     ASSERT_EQ(plan.slot_counts[static_cast<size_t>(local)],
               slot - plan.zone_begin[static_cast<size_t>(local)]);
   }
-  ASSERT_EQ(plan.kept, kept);
+  ASSERT_EQ(plan.rows.kept, kept);
   ASSERT_EQ(plan.padding_slots, padding);
   ASSERT_EQ(plan.recv_assignments, static_cast<int64_t>(rows.size()));
   ASSERT_EQ(plan.dropped_assignments, static_cast<int64_t>(rows.size() - prefix));
@@ -140,7 +142,7 @@ TEST_P(TailAgainstReference, EveryCapacityFromNoneToEnough) {
     const int64_t enough = demand_slots(matrix, rank, alignment) + alignment;
     for (int64_t capacity = 0; capacity <= enough; capacity += alignment) {
       SCOPED_TRACE(str("seed ", seed, " capacity ", capacity));
-      const RankPlan plan = plan_rank(matrix, rank, capacity, alignment, DropOrder::kTail);
+      const RankPlan plan = plan_rank(matrix, rank, capacity, alignment, kTailRule);
       ASSERT_EQ(plan.capacity, capacity);
       ASSERT_EQ(plan.rank, rank);
       expect_matches_reference(matrix, rows, plan, alignment);
@@ -170,9 +172,9 @@ TEST(TailPlan, WorkedExample) {
                            4,
                            {0, 0, 3, 6,  //
                             9, 9, 2, 1}};
-  const RankPlan plan = plan_rank(matrix, 1, 12, 4, DropOrder::kTail);
+  const RankPlan plan = plan_rank(matrix, 1, 12, 4, kTailRule);
   EXPECT_EQ(plan.total_recv_tokens, 8 + 8);
-  EXPECT_EQ(plan.kept, (std::vector<int64_t>{3, 4, 2, 0}));
+  EXPECT_EQ(plan.rows.kept, (std::vector<int64_t>{3, 4, 2, 0}));
   EXPECT_EQ(plan.token_counts, (std::vector<int64_t>{5, 4}));
   EXPECT_EQ(plan.slot_counts, (std::vector<int64_t>{8, 4}));
   EXPECT_EQ(plan.zone_begin, (std::vector<int64_t>{0, 8}));
@@ -187,21 +189,21 @@ TEST(TailPlan, ASourceCanLoseEverything) {
                            2,
                            {8, 0,  //
                             5, 0}};
-  const RankPlan plan = plan_rank(matrix, 0, 8, 8, DropOrder::kTail);
-  EXPECT_EQ(plan.kept, (std::vector<int64_t>{8, 0}));
+  const RankPlan plan = plan_rank(matrix, 0, 8, 8, kTailRule);
+  EXPECT_EQ(plan.rows.kept, (std::vector<int64_t>{8, 0}));
   EXPECT_EQ(plan.dropped_assignments, 5);
 }
 
 TEST(TailPlan, NothingAfterTheFirstDropIsKept) {
   // Expert 1's single row would fit in the slots that expert 0 leaves, but it is not in the prefix.
   const CountMatrix matrix{1, 3, {9, 0, 1}};
-  const RankPlan plan = plan_rank(matrix, 0, 8, 8, DropOrder::kTail);
+  const RankPlan plan = plan_rank(matrix, 0, 8, 8, kTailRule);
   EXPECT_EQ(plan.token_counts, (std::vector<int64_t>{8, 0, 0}));
   EXPECT_EQ(plan.slot_counts, (std::vector<int64_t>{8, 0, 0}));
 }
 
 TEST(TailPlan, ZeroRowsNeedNoSlots) {
-  const RankPlan plan = plan_rank({2, 4, std::vector<int64_t>(8, 0)}, 1, 0, 128, DropOrder::kTail);
+  const RankPlan plan = plan_rank({2, 4, std::vector<int64_t>(8, 0)}, 1, 0, 128, kTailRule);
   EXPECT_EQ(plan.num_slots(), 0);
   EXPECT_EQ(plan.total_recv_tokens, 0);
   EXPECT_FALSE(plan.overflow());
@@ -209,47 +211,28 @@ TEST(TailPlan, ZeroRowsNeedNoSlots) {
 
 TEST(TailPlan, AFullFitHasNoSlackToSpare) {
   const CountMatrix matrix{1, 2, {3, 5}};
-  EXPECT_FALSE(plan_rank(matrix, 0, 16, 8, DropOrder::kTail).overflow());
-  EXPECT_TRUE(plan_rank(matrix, 0, 8, 8, DropOrder::kTail).overflow());
+  EXPECT_FALSE(plan_rank(matrix, 0, 16, 8, kTailRule).overflow());
+  EXPECT_TRUE(plan_rank(matrix, 0, 8, 8, kTailRule).overflow());
 }
 
 TEST(TailPlan, CostsCellsAndNotRows) {
   // 10^12 rows a cell: anything that walks rows would never come back.
   constexpr int64_t kRows = 1'000'000'000'000;
   const CountMatrix matrix{8, 128, std::vector<int64_t>(8 * 128, kRows)};
-  const RankPlan plan = plan_rank(matrix, 3, 20 * kRows, 128, DropOrder::kTail);
+  const RankPlan plan = plan_rank(matrix, 3, 20 * kRows, 128, kTailRule);
   EXPECT_EQ(plan.recv_assignments, 8 * 16 * kRows);
   EXPECT_EQ(sum(plan.token_counts), 20 * kRows);
   EXPECT_EQ(plan.kept_at(3, 2), kRows);
   EXPECT_EQ(plan.kept_at(4, 2), 0);
 }
 
-class OtherOrders : public testing::TestWithParam<DropOrder> {};
-
-TEST_P(OtherOrders, AreRefusedByName) {
-  try {
-    plan_rank({1, 2, {3, 5}}, 0, 8, 8, GetParam());
-    FAIL() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()),
-              str("drop order '", choice_name(kDropOrderChoices, GetParam()),
-                  "' is not available: only tail"));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, OtherOrders,
-                         testing::Values(DropOrder::kFair, DropOrder::kRandom, DropOrder::kScore),
-                         [](const auto& test) {
-                           return std::string(choice_name(kDropOrderChoices, test.param));
-                         });
-
 TEST(RankPlan, RejectsBadCapacitiesAndRanks) {
   const CountMatrix matrix{1, 2, {3, 5}};
-  EXPECT_THROW(plan_rank(matrix, 0, -8, 8, DropOrder::kTail), Error);
-  EXPECT_THROW(plan_rank(matrix, 0, 12, 8, DropOrder::kTail), Error);
-  EXPECT_THROW(plan_rank(matrix, 0, 12, 12, DropOrder::kTail), Error);
-  EXPECT_THROW(plan_rank(matrix, 1, 8, 8, DropOrder::kTail), Error);
-  EXPECT_THROW(plan_rank({2, 2, {3, 5}}, 0, 8, 8, DropOrder::kTail), Error);
+  EXPECT_THROW(plan_rank(matrix, 0, -8, 8, kTailRule), Error);
+  EXPECT_THROW(plan_rank(matrix, 0, 12, 8, kTailRule), Error);
+  EXPECT_THROW(plan_rank(matrix, 0, 12, 12, kTailRule), Error);
+  EXPECT_THROW(plan_rank(matrix, 1, 8, 8, kTailRule), Error);
+  EXPECT_THROW(plan_rank({2, 2, {3, 5}}, 0, 8, 8, kTailRule), Error);
 }
 
 }  // namespace
