@@ -1,5 +1,6 @@
 #pragma once
-// One function an order: what a rank that overflows keeps. S = source ranks, L = experts per rank.
+// One function an order: what a rank that overflows keeps (kScore: score_order.h). S = source
+// ranks, L = experts per rank.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,5 +31,7 @@ struct Inbox {
 
 KeptRows keep_everything(const Inbox& inbox);
 KeptRows keep_tail(const Inbox& inbox);
+KeptRows keep_fair(const Inbox& inbox, int64_t step);
+KeptRows keep_random(const Inbox& inbox, const DropRule& rule);
 
 }  // namespace spillway::plan

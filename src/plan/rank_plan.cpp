@@ -15,9 +15,20 @@ namespace {
 // One case an order; all else in a plan follows from what is kept of each cell.
 KeptRows keep(const Inbox& inbox, const DropRule& rule) {
   if (!inbox.overflow()) return keep_everything(inbox);
-  if (rule.order == DropOrder::kTail) return keep_tail(inbox);
-  throw Error(str("drop order '", choice_name(kDropOrderChoices, rule.order),
-                  "' is not available: only tail"));
+  switch (rule.order) {
+    case DropOrder::kTail:
+      return keep_tail(inbox);
+    case DropOrder::kFair:
+      return keep_fair(inbox, rule.step);
+    case DropOrder::kRandom:
+      return keep_random(inbox, rule);
+    case DropOrder::kScore:
+      break;
+  }
+  throw Error(str("rank ", inbox.rank, " overflows, demand ", inbox.demand, " slots, capacity ",
+                  inbox.capacity, ": under drop order '",
+                  choice_name(kDropOrderChoices, rule.order),
+                  "' its plan needs the rows that keep_by_score gives"));
 }
 
 void check_rows(const Inbox& inbox, const KeptRows& rows) {
