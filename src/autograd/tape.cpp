@@ -1,5 +1,7 @@
 #include "spillway/autograd/tape.h"
 
+#include <algorithm>
+
 namespace spillway::autograd {
 
 void Backward::give(int i, Tensor gradient) {
@@ -122,7 +124,7 @@ std::vector<Variable> Tape::region(const RegionOptions& options, const Variable&
                                    RegionBody body) {
   if (!recording_) return body(x);
   SPILLWAY_CHECK(mode_ == Mode::kNormal, "recompute regions do not nest");
-  auto state = std::make_shared<RegionState>();
+  auto state = std::make_shared<RegionState>(saved_bytes_);
   state->save.insert(options.save.begin(), options.save.end());
   state->save.insert(std::string(kAlwaysSaved));
 
@@ -183,6 +185,33 @@ void Tape::recompute(Backward& b, RegionState& state, const Tensor& x, const Reg
   // Only the inner entries are there now; the outer ones come back with the scope.
   walk();
   b.give(0, inside.gradient_->take());
+}
+
+Tape::RegionState::~RegionState() {
+  for (const auto& [name, values] : kept) {
+    for (const Kept& value : values) saved.at(name).current_bytes -= value.bytes;
+  }
+}
+
+void Tape::keep(std::string_view name, std::any value, int64_t bytes) {
+  region_->kept[std::string(name)].push_back({std::move(value), bytes});
+  MemoryUse& use = saved_bytes_[std::string(name)];
+  use.current_bytes += bytes;
+  use.peak_bytes = std::max(use.peak_bytes, use.current_bytes);
+}
+
+std::any Tape::take_kept(std::string_view name) {
+  const auto values = region_->kept.find(name);
+  SPILLWAY_CHECK(values != region_->kept.end() && !values->second.empty(),
+                 "a recomputed region asks for '", name, "' more often than its forward did");
+  Kept first = std::move(values->second.front());
+  values->second.pop_front();
+  saved_bytes_.at(values->first).current_bytes -= first.bytes;
+  return std::move(first.value);
+}
+
+void Tape::reset_saved_peaks() {
+  for (auto& [name, use] : saved_bytes_) use.peak_bytes = use.current_bytes;
 }
 
 void Tape::clear() {

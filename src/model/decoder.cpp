@@ -82,6 +82,7 @@ ParameterCounts count_parameters(const DecoderConfig& config) {
 DecoderLayer::DecoderLayer(Context& ctx, const DecoderConfig& config, int64_t index,
                            nn::ParameterStore& store)
     : norm_eps_(config.model.norm_eps),
+      recompute_(config.recompute),
       attention_norm_(store.at(layer_prefix(index) + "input_layernorm.weight").variable),
       ffn_norm_(store.at(layer_prefix(index) + "post_attention_layernorm.weight").variable),
       attention_(attention_config(config), layer_prefix(index) + "self_attn.", store) {
@@ -100,10 +101,24 @@ DecoderLayer::Output DecoderLayer::operator()(Tape& tape, const Variable& x, int
   const Variable attended =
       attention_(tape, ops::rms_norm(tape, x, attention_norm_, norm_eps_), batch, rotary);
   const Variable h = ops::add(tape, x, attended);
-  const Variable normed = ops::rms_norm(tape, h, ffn_norm_, norm_eps_);
-  if (dense_) return {ops::add(tape, h, (*dense_)(tape, normed)), {}};
-  const moe::MoeOutput routed = (*moe_)(tape, normed, call);
-  return {ops::add(tape, h, routed.out), {routed.aux_loss, routed.z_loss}};
+  if (dense_) {
+    const Variable normed = ops::rms_norm(tape, h, ffn_norm_, norm_eps_);
+    return {ops::add(tape, h, (*dense_)(tape, normed)), {}};
+  }
+  const std::vector<Variable> outputs = routed(tape, h, call);
+  return {ops::add(tape, h, outputs[0]), {outputs[1], outputs[2]}};
+}
+
+std::vector<Variable> DecoderLayer::routed(Tape& tape, const Variable& h,
+                                           const moe::MoeCall& call) const {
+  // By value: the body runs again in backward.
+  const auto body = [this, &tape, call](const Variable& input) {
+    const moe::MoeOutput output =
+        (*moe_)(tape, ops::rms_norm(tape, input, ffn_norm_, norm_eps_), call);
+    return std::vector{output.out, output.aux_loss, output.z_loss};
+  };
+  if (recompute_.region != RecomputeRegion::kMoe) return body(h);
+  return tape.region({.save = recompute_.save}, h, body);
 }
 
 Decoder::Decoder(Context& ctx, const DecoderConfig& config, nn::ParameterStore& store)

@@ -111,29 +111,43 @@ Tensor balance_gradient(Context& ctx, const BalanceTerm& term, double upstream, 
   return d_probs;
 }
 
+/// The experts of each token and their weights; fills `probs`.
+std::pair<Tensor, Tensor> choose(Context& ctx, const Tensor& logits, const RouteOptions& options,
+                                 Tensor& probs) {
+  const int64_t num_tokens = logits.dim(0), num_experts = logits.dim(1);
+  Tensor gate = Tensor::empty(ctx, {num_tokens, options.top_k}, logits.dtype());
+  if (options.force_balanced) {
+    Tensor dealt = balanced_choice(ctx, num_tokens, options.top_k, num_experts);
+    kernels::route_given(ctx, {logits, options.routing, dealt, gate, probs});
+    return {dealt, gate};
+  }
+  Tensor chosen = Tensor::empty(ctx, {num_tokens, options.top_k}, DType::kI32);
+  kernels::route(ctx, {.logits = logits,
+                       .options = options.routing,
+                       .topk_idx = chosen,
+                       .gate = gate,
+                       .probs = probs,
+                       .bias = options.bias});
+  return {chosen, gate};
+}
+
 }  // namespace
 
 RouteResult route(Tape& tape, const Variable& logits, const RouteOptions& options) {
   Context& ctx = tape.ctx();
-  const int64_t num_tokens = logits.dim(0), num_experts = logits.dim(1), top_k = options.top_k;
+  const int64_t num_tokens = logits.dim(0), num_experts = logits.dim(1);
   const DType dtype = logits.dtype();
-  Tensor gate = Tensor::empty(ctx, {num_tokens, top_k}, dtype);
   Tensor probs = Tensor::empty(ctx, {num_tokens, num_experts}, dtype);
   bool chosen_now = false;
-  Tensor topk_idx = tape.saved(Tape::kAlwaysSaved, [&] {
-    if (options.force_balanced) return balanced_choice(ctx, num_tokens, top_k, num_experts);
-    Tensor choice = Tensor::empty(ctx, {num_tokens, top_k}, DType::kI32);
-    kernels::route(ctx, {.logits = logits.value(),
-                         .options = options.routing,
-                         .topk_idx = choice,
-                         .gate = gate,
-                         .probs = probs,
-                         .bias = options.bias});
+  const auto [topk_idx, gate] = tape.saved(Tape::kAlwaysSaved, [&] {
     chosen_now = true;
-    return choice;
+    return choose(ctx, logits.value(), options, probs);
   });
   if (!chosen_now) {
-    kernels::route_given(ctx, {logits.value(), options.routing, topk_idx, gate, probs});
+    // The weights, too, are those of the first time; only the probabilities are wanted.
+    Tensor again = Tensor::empty(ctx, gate.shape(), dtype, Purpose::kWorkspace);
+    Tensor ids = topk_idx;
+    kernels::route_given(ctx, {logits.value(), options.routing, ids, again, probs});
   }
   const BalanceTerm term = balance_term(tape, topk_idx, num_experts, options);
   const double aux = balance_loss(ctx, term, probs);
@@ -141,8 +155,8 @@ RouteResult route(Tape& tape, const Variable& logits, const RouteOptions& option
 
   std::vector<Variable> outputs = tape.record(
       "route", {gate, scalar_tensor(ctx, dtype, aux), scalar_tensor(ctx, dtype, z)}, {logits},
-      [logits = logits.value(), topk_idx, gate, probs, term, routing = options.routing,
-       token_scale = options.token_scale](Backward& b) {
+      [logits = logits.value(), topk_idx = topk_idx, gate = gate, probs, term,
+       routing = options.routing, token_scale = options.token_scale](Backward& b) {
         Tensor d_gate = b.take_grad(0);
         if (!d_gate.defined()) d_gate = Tensor::zeros(b.ctx(), gate.shape(), gate.dtype());
         Tensor d_probs;

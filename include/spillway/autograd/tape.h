@@ -12,7 +12,9 @@
 #include <string_view>
 #include <vector>
 
+#include "spillway/autograd/held_bytes.h"
 #include "spillway/autograd/variable.h"
+#include "spillway/runtime/allocator.h"
 
 namespace spillway::autograd {
 
@@ -47,6 +49,10 @@ using BackwardFn = std::function<void(Backward&)>;
 struct RegionOptions {
   std::vector<std::string> save;
 };
+
+/// By name: what named saves hold now, and held at most. A save holds its value from the forward of
+/// its region until the region that runs again takes it out.
+using SavedBytes = std::map<std::string, MemoryUse, std::less<>>;
 
 class Tape {
  public:
@@ -86,8 +92,9 @@ class Tape {
   std::vector<Variable> region(const RegionOptions& options, const Variable& x, RegionBody body);
 
   /// Inside a region: the result of `compute`, kept when the region saves `name`, and then handed
-  /// out again instead of computing a second time. `compute` returns a copyable value. The name
-  /// `kAlwaysSaved` is kept whatever the options say. Outside a region: just `compute()`. Throws
+  /// out again instead of computing a second time. `compute` returns a copyable value that
+  /// `held_bytes` (autograd/held_bytes.h) knows the size of. The name `kAlwaysSaved` is kept
+  /// whatever the options say. Outside a region: just `compute()`. Throws
   /// Error when a region that runs again asks for a name more often than its forward did.
   template <typename F>
   auto saved(std::string_view name, F&& compute) -> decltype(compute());
@@ -95,15 +102,30 @@ class Tape {
   /// Routing is decided once: a recomputed region must not choose experts again.
   static constexpr std::string_view kAlwaysSaved = "routing";
 
+  /// Of all regions together. A name that no region has saved yet is not there.
+  const SavedBytes& saved_bytes() const { return saved_bytes_; }
+  /// Peaks start again from what is held now.
+  void reset_saved_peaks();
+
   size_t num_entries() const { return entries_.size(); }
   void clear();
 
  private:
   enum class Mode { kNormal, kRegionForward, kRecompute };
+  struct Kept {
+    std::any value;
+    int64_t bytes = 0;
+  };
   struct RegionState {
+    explicit RegionState(SavedBytes& saved_bytes) : saved(saved_bytes) {}
+    ~RegionState();  // values that nobody took out are held no longer
+    RegionState(const RegionState&) = delete;
+    RegionState& operator=(const RegionState&) = delete;
+
+    SavedBytes& saved;
     std::set<std::string, std::less<>> save;
-    std::map<std::string, std::deque<std::any>, std::less<>> kept;  // a name: in order of asking
-    std::vector<std::shared_ptr<Gradient>> leaf_uses;               // of its forward, in order
+    std::map<std::string, std::deque<Kept>, std::less<>> kept;  // a name: in order of asking
+    std::vector<std::shared_ptr<Gradient>> leaf_uses;           // of its forward, in order
   };
   struct Entry {
     const char* op;
@@ -116,6 +138,8 @@ class Tape {
                                                 const std::vector<std::pair<Shape, DType>>& outputs,
                                                 const std::vector<Variable>& inputs,
                                                 BackwardFn backward);
+  void keep(std::string_view name, std::any value, int64_t bytes);
+  std::any take_kept(std::string_view name);
   static Variable make(Tensor value, Shape shape, DType dtype, std::shared_ptr<Gradient> gradient);
   void walk();
   void leaf_walked(const std::shared_ptr<Gradient>& leaf);
@@ -125,6 +149,7 @@ class Tape {
   bool recording_;
   Mode mode_ = Mode::kNormal;
   RegionState* region_ = nullptr;
+  SavedBytes saved_bytes_;  // regions of the entries refer to it
   std::vector<Entry> entries_;
   std::set<std::shared_ptr<Gradient>> open_leaves_;
   std::function<void(const std::string&)> leaf_hook_;
@@ -134,16 +159,9 @@ template <typename F>
 auto Tape::saved(std::string_view name, F&& compute) -> decltype(compute()) {
   using Result = decltype(compute());
   if (region_ == nullptr || !region_->save.contains(name)) return compute();
-  std::deque<std::any>& kept = region_->kept[std::string(name)];
-  if (mode_ == Mode::kRegionForward) {
-    Result result = compute();
-    kept.emplace_back(result);
-    return result;
-  }
-  SPILLWAY_CHECK(!kept.empty(), "a recomputed region asks for '", name,
-                 "' more often than its forward did");
-  Result result = std::any_cast<Result>(std::move(kept.front()));
-  kept.pop_front();
+  if (mode_ == Mode::kRecompute) return std::any_cast<Result>(take_kept(name));
+  Result result = compute();
+  keep(name, result, held_bytes(result));
   return result;
 }
 

@@ -13,15 +13,16 @@
 namespace spillway::model {
 
 using nn::QkNorm;
-enum class RecomputeRegion { kNone, kLayer };
+enum class RecomputeRegion { kNone, kMoe, kLayer };
 
 inline constexpr std::array<std::pair<std::string_view, QkNorm>, 3> kQkNormChoices{{
     {"none", QkNorm::kNone},
     {"head", QkNorm::kHead},
     {"full", QkNorm::kFull},
 }};
-inline constexpr std::array<std::pair<std::string_view, RecomputeRegion>, 2> kRegionChoices{{
+inline constexpr std::array<std::pair<std::string_view, RecomputeRegion>, 3> kRegionChoices{{
     {"none", RecomputeRegion::kNone},
+    {"moe", RecomputeRegion::kMoe},
     {"layer", RecomputeRegion::kLayer},
 }};
 
@@ -55,7 +56,9 @@ struct ModelConfig {
 
 /// The section `recompute`.
 struct RecomputeConfig {
-  /// What backward computes again instead of keeping: nothing, or each decoder layer.
+  /// What backward computes again instead of keeping: nothing; "moe": of each layer with experts
+  /// the norm before them and all of the MoE layer (dense layers are kept); "layer": each decoder
+  /// layer.
   RecomputeRegion region = RecomputeRegion::kNone;
   /// Named results that a region keeps all the same (ops/save_names.h).
   std::vector<std::string> save;

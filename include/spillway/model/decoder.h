@@ -40,7 +40,11 @@ class DecoderLayer {
   const moe::MoeLayer* moe() const { return moe_.get(); }
 
  private:
+  /// Norm and MoE layer: out, aux and z. A recompute region of its own under "moe".
+  std::vector<Variable> routed(Tape& tape, const Variable& h, const moe::MoeCall& call) const;
+
   double norm_eps_;
+  RecomputeConfig recompute_;
   Variable attention_norm_, ffn_norm_;
   nn::SelfAttention attention_;
   std::unique_ptr<nn::SwigluMlp> dense_;

@@ -16,14 +16,17 @@ struct DispatchOptions {
 };
 
 struct DispatchOutput {
-  Variable recv_tokens;  ///< [C,H]
-  Variable recv_gate;    ///< [C]
-  ZonesPtr zones;        ///< rows of each local expert, without padding
-  ep::PrepareResult prepare;
+  Variable recv_tokens;       ///< [C,H]
+  Variable recv_gate;         ///< [C]
+  ZonesPtr zones;             ///< rows of each local expert, without padding
+  ep::PrepareResult prepare;  ///< its ledger is empty when a saved dispatch was handed out again
 };
 
 /// Sends each token's row and weight to the ranks of its experts. x [T,H], topk_idx i32 [T,K],
-/// gate [T,K]. Saved as a whole as kSaveDispatch in a recompute region.
+/// gate [T,K]. Saved as a whole as kSaveDispatch in a recompute region; what that spared is counted
+/// (Counters::avoided). Where it is not saved, the second dispatch must reproduce the header of the
+/// first one's handle: Error naming the field and both values otherwise. With EpConfig::poison the
+/// header holds a checksum of the maps, so they are compared too.
 DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions& options,
                         const Variable& x, const Tensor& topk_idx, const Variable& gate);
 

@@ -52,8 +52,8 @@ struct RouteResult {
 ///   kSequence  token_scale * seq * L, summed over the sequences;
 ///   kGlobal    token_scale * T * L with c and N of all ranks: a collective of `world` in forward,
 ///              also of a rank without tokens.
-/// T = 0 adds 0. In a recompute region the choice and the sums over ranks are kept: nothing is
-/// chosen and no collective runs again.
+/// T = 0 adds 0. In a recompute region the choice, its weights and the sums over ranks are kept:
+/// nothing is chosen and no collective runs again.
 RouteResult route(Tape& tape, const Variable& logits, const RouteOptions& options);
 
 }  // namespace spillway::ops

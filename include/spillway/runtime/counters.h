@@ -1,6 +1,6 @@
 #pragma once
 // What expert parallelism did, counted where it happens. Totals of one training step; the part
-// that was spent in backward is kept beside them.
+// that was spent in backward is kept beside them, and what saved dispatches spared it.
 
 #include <cstdint>
 #include <utility>
@@ -17,6 +17,20 @@ struct CounterSet {
   int64_t all_to_all_bytes = 0;     ///< payload sent to OTHER ranks by this rank
 
   friend bool operator==(const CounterSet&, const CounterSet&) = default;
+  CounterSet& operator+=(const CounterSet& other) { return add(other, 1); }
+  CounterSet& operator-=(const CounterSet& other) { return add(other, -1); }
+
+ private:
+  CounterSet& add(const CounterSet& other, int64_t sign) {
+    prepares += sign * other.prepares;
+    fused_prepares += sign * other.fused_prepares;
+    forward_dispatches += sign * other.forward_dispatches;
+    combines += sign * other.combines;
+    backward_transports += sign * other.backward_transports;
+    host_syncs += sign * other.host_syncs;
+    all_to_all_bytes += sign * other.all_to_all_bytes;
+    return *this;
+  }
 };
 
 class Counters {
@@ -27,16 +41,21 @@ class Counters {
     total_.*field += amount;
     if (in_backward_) backward_.*field += amount;
   }
+  /// What a saved dispatch made unnecessary in backward: no part of the total.
+  void avoid(const CounterSet& cost) {
+    if (enabled_) avoided_ += cost;
+  }
   const CounterSet& total() const { return total_; }
   const CounterSet& backward() const { return backward_; }
-  void reset() { total_ = backward_ = CounterSet{}; }
+  const CounterSet& avoided() const { return avoided_; }
+  void reset() { total_ = backward_ = avoided_ = CounterSet{}; }
   /// The tape says when backward runs; returns the former value.
   bool set_in_backward(bool value) { return std::exchange(in_backward_, value); }
   /// Evaluation is not counted; returns the former value.
   bool set_enabled(bool value) { return std::exchange(enabled_, value); }
 
  private:
-  CounterSet total_, backward_;
+  CounterSet total_, backward_, avoided_;
   bool in_backward_ = false;
   bool enabled_ = true;
 };

@@ -129,5 +129,89 @@ TEST_F(SavedOrder, AKeptTensorIsHeldUntilItsRegionIsWalked) {
   EXPECT_EQ(holding({}), 0);
 }
 
+/// Bytes that named saves hold.
+class SavedBytesTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kBytes = 2 * 8;  // of one value
+  Variable save_one(const Variable& x, const std::vector<std::string>& save, const char* name) {
+    return tape_
+        .region({.save = save}, x,
+                [this, name](const Variable& in) {
+                  const Tensor factor = tape_.saved(name, [&] { return filled(ctx_, {2}, 2.0); });
+                  return std::vector{multiply(tape_, in, Variable(factor))};
+                })
+        .front();
+  }
+  MemoryUse use(const char* name) const {
+    const auto found = tape_.saved_bytes().find(name);
+    return found == tape_.saved_bytes().end() ? MemoryUse{} : found->second;
+  }
+  Context ctx_;
+  Tape tape_{ctx_};
+  Variable x_ = leaf(ctx_, "x", filled(ctx_, {2}, 3.0));
+};
+
+TEST_F(SavedBytesTest, AreHeldFromForwardUntilTheRegionRunsAgain) {
+  const Variable y = save_one(save_one(x_, {"a"}, "a"), {"a"}, "a");
+  EXPECT_EQ(use("a").current_bytes, 2 * kBytes);
+  tape_.backward(sum(tape_, y));
+  EXPECT_EQ(use("a").current_bytes, 0);
+  EXPECT_EQ(use("a").peak_bytes, 2 * kBytes);
+}
+
+TEST_F(SavedBytesTest, AreKeptApartByName) {
+  const Variable y = save_one(save_one(x_, {"a", "b"}, "a"), {"b"}, "a");
+  EXPECT_EQ(use("a").current_bytes, kBytes) << "the second region does not save it";
+  EXPECT_EQ(use("b").current_bytes, 0);
+  tape_.backward(sum(tape_, y));
+}
+
+TEST_F(SavedBytesTest, WhatIsAlwaysKeptCountsToo) {
+  const std::string name(Tape::kAlwaysSaved);
+  const Variable y = save_one(x_, {}, name.c_str());
+  EXPECT_EQ(use(name.c_str()).peak_bytes, kBytes);
+  tape_.backward(sum(tape_, y));
+}
+
+TEST_F(SavedBytesTest, WithoutARegionNothingIsHeld) {
+  const Tensor value = tape_.saved("a", [&] { return filled(ctx_, {2}, 2.0); });
+  EXPECT_TRUE(tape_.saved_bytes().empty());
+}
+
+TEST_F(SavedBytesTest, AnUnusedRegionAndAFailedForwardHoldNothing) {
+  save_one(x_, {"a"}, "a");
+  tape_.backward(sum(tape_, scale(tape_, x_, 1.0)));
+  EXPECT_EQ(use("a").current_bytes, 0) << "nobody used the region's output";
+  save_one(x_, {"a"}, "a");
+  tape_.clear();
+  EXPECT_EQ(use("a").current_bytes, 0);
+  EXPECT_THROW(tape_.region({.save = {"a"}}, x_,
+                            [&](const Variable&) -> std::vector<Variable> {
+                              tape_.saved("a", [&] { return filled(ctx_, {2}, 2.0); });
+                              throw Error("overflow");
+                            }),
+               Error);
+  EXPECT_EQ(use("a").current_bytes, 0);
+}
+
+TEST_F(SavedBytesTest, PeaksStartAgain) {
+  tape_.backward(sum(tape_, save_one(save_one(x_, {"a"}, "a"), {"a"}, "a")));
+  const Variable y = save_one(x_, {"a"}, "a");
+  tape_.reset_saved_peaks();
+  EXPECT_EQ(use("a").peak_bytes, kBytes) << "from what is held now";
+  tape_.backward(sum(tape_, y));
+  tape_.reset_saved_peaks();
+  EXPECT_EQ(use("a").peak_bytes, 0);
+}
+
+TEST_F(SavedBytesTest, OfEveryKindOfValue) {
+  const Tensor two = filled(ctx_, {2}, 2.0);
+  EXPECT_EQ(held_bytes(two), 16);
+  EXPECT_EQ(held_bytes(Tensor()), 0);
+  EXPECT_EQ(held_bytes(std::pair(two, filled(ctx_, {3}, 1.0))), 40);
+  EXPECT_EQ(held_bytes(std::pair(two, int64_t{1})), 24);
+  EXPECT_EQ(held_bytes(std::string("four")), 4);
+}
+
 }  // namespace
 }  // namespace spillway::autograd::testing

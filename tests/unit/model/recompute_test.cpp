@@ -13,7 +13,7 @@ struct Result {
   double objective = 0.0;
   double loss_sum = 0.0;
   std::vector<Tensor> gradients;
-  CounterSet total, backward;
+  CounterSet total, backward, avoided;
   size_t records = 0;
   int64_t peak_activation_bytes = 0;  ///< above what is in use before and after
 };
@@ -40,6 +40,7 @@ Result run(ModelOptions options, RecomputeRegion region, Names save = {}, int pa
   }
   result.total = test.ctx.counters().total();
   result.backward = test.ctx.counters().backward();
+  result.avoided = test.ctx.counters().avoided();
   result.records = test.records.size();
   return result;
 }
@@ -58,19 +59,22 @@ struct SaveCase {
   const char* label;
   DType dtype;
   Names save;
+  RecomputeRegion region = RecomputeRegion::kLayer;
+  int64_t shared_experts = 0;
 };
 class RecomputedModel : public ::testing::TestWithParam<SaveCase> {
  protected:
   static ModelOptions options() {
     ModelOptions o{.dtype = GetParam().dtype};
     o.config.model.layers = 4;  // one dense, three MoE
+    o.config.moe.shared_experts = GetParam().shared_experts;
     return o;
   }
 };
 
 TEST_P(RecomputedModel, GivesTheBitsOfAPlainRun) {
   expect_same_bits(run(options(), RecomputeRegion::kNone),
-                   run(options(), RecomputeRegion::kLayer, GetParam().save));
+                   run(options(), GetParam().region, GetParam().save));
 }
 
 TEST_P(RecomputedModel, CountsWhatTheContractSays) {
@@ -82,7 +86,7 @@ TEST_P(RecomputedModel, CountsWhatTheContractSays) {
   EXPECT_EQ(run(options(), RecomputeRegion::kNone, {}, kPasses).total, plain);
   const Names& save = GetParam().save;
   const bool saved = std::find(save.begin(), save.end(), "dispatch") != save.end();
-  const Result again = run(options(), RecomputeRegion::kLayer, save, kPasses);
+  const Result again = run(options(), GetParam().region, save, kPasses);
   CounterSet wanted = plain;
   wanted.prepares += saved ? 0 : kTimes;
   wanted.forward_dispatches += saved ? 0 : kTimes;
@@ -91,19 +95,57 @@ TEST_P(RecomputedModel, CountsWhatTheContractSays) {
   EXPECT_EQ(again.backward.prepares, saved ? 0 : kTimes);
   EXPECT_EQ(again.backward.backward_transports, 2 * kTimes);
   EXPECT_EQ(again.records, static_cast<size_t>(kTimes)) << "a layer is recorded once";
+  const CounterSet twice{.prepares = kTimes, .forward_dispatches = kTimes};
+  EXPECT_EQ(again.avoided, saved ? twice : CounterSet{});
 }
 
 INSTANTIATE_TEST_SUITE_P(
     , RecomputedModel,
-    ::testing::Values(SaveCase{"nothing_saved", DType::kF32, {}},
-                      SaveCase{"dispatch", DType::kF32, {"dispatch"}},
-                      SaveCase{"attention", DType::kF32, {"attention"}},
-                      SaveCase{"expert_act", DType::kF32, {"expert_act"}},
-                      SaveCase{"everything", DType::kF32, {"attention", "dispatch", "expert_act"}},
-                      SaveCase{"bf16", DType::kBF16, {}},
-                      SaveCase{"bf16_dispatch", DType::kBF16, {"dispatch"}},
-                      SaveCase{"f64", DType::kF64, {}}),
+    ::testing::Values(
+        SaveCase{"nothing_saved", DType::kF32, {}}, SaveCase{"dispatch", DType::kF32, {"dispatch"}},
+        SaveCase{"attention", DType::kF32, {"attention"}},
+        SaveCase{"expert_act", DType::kF32, {"expert_act"}},
+        SaveCase{"everything", DType::kF32, {"attention", "dispatch", "expert_act"}},
+        SaveCase{"bf16", DType::kBF16, {}}, SaveCase{"bf16_dispatch", DType::kBF16, {"dispatch"}},
+        SaveCase{"f64", DType::kF64, {}},
+        SaveCase{"moe_nothing_saved", DType::kF32, {}, RecomputeRegion::kMoe},
+        SaveCase{"moe_dispatch", DType::kF32, {"dispatch"}, RecomputeRegion::kMoe},
+        SaveCase{"moe_attention", DType::kF32, {"attention"}, RecomputeRegion::kMoe},
+        SaveCase{"moe_everything",
+                 DType::kF32,
+                 {"dispatch", "router", "expert_up", "expert_act"},
+                 RecomputeRegion::kMoe},
+        SaveCase{"moe_bf16", DType::kBF16, {}, RecomputeRegion::kMoe},
+        SaveCase{"moe_bf16_dispatch", DType::kBF16, {"dispatch"}, RecomputeRegion::kMoe},
+        SaveCase{"moe_f64", DType::kF64, {}, RecomputeRegion::kMoe},
+        SaveCase{"moe_shared", DType::kF32, {}, RecomputeRegion::kMoe, 1},
+        SaveCase{"moe_shared_bf16", DType::kBF16, {"dispatch"}, RecomputeRegion::kMoe, 2},
+        SaveCase{"layer_shared", DType::kF32, {}, RecomputeRegion::kLayer, 1}),
     [](const auto& param) { return param.param.label; });
+
+TEST(RecomputedMoe, WithoutTokensComputesAgainAllTheSame) {
+  for (const RecomputeRegion region : {RecomputeRegion::kMoe, RecomputeRegion::kLayer}) {
+    for (const Names& save : {Names{}, Names{"dispatch"}}) {
+      ModelOptions o{.batch = 0};
+      const Result again = run(o, region, save);
+      const auto layers = static_cast<int64_t>(o.config.moe_layers().size());
+      EXPECT_EQ(again.total.prepares, save.empty() ? 2 * layers : layers);
+      EXPECT_EQ(again.total.combines, layers);
+      EXPECT_EQ(again.total.backward_transports, 2 * layers);
+    }
+  }
+}
+
+TEST(RecomputedMoe, DenseLayersHaveNoRegion) {
+  ModelOptions o = [] {
+    ModelOptions dense;
+    dense.config.moe.experts = 0;
+    return dense;
+  }();
+  const Result plain = run(o, RecomputeRegion::kNone);
+  EXPECT_EQ(run(o, RecomputeRegion::kMoe).peak_activation_bytes, plain.peak_activation_bytes);
+  EXPECT_LT(run(o, RecomputeRegion::kLayer).peak_activation_bytes, plain.peak_activation_bytes);
+}
 
 /// A dense model whose activations outweigh everything else.
 ModelOptions deep_dense(int64_t layers) {

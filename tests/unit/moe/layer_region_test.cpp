@@ -16,7 +16,7 @@ struct RegionCase {
 struct RunResult {
   double loss = 0.0;
   std::vector<Tensor> gradients;
-  CounterSet total, backward;
+  CounterSet total, backward, avoided;
   size_t records = 0;
 };
 
@@ -51,6 +51,7 @@ RunResult run(const RegionCase& c, bool with_region) {
   }
   result.total = test.ctx.counters().total();
   result.backward = test.ctx.counters().backward();
+  result.avoided = test.ctx.counters().avoided();
   result.records = test.records.size();
   if (c.capacity > 0) {
     EXPECT_GT(test.records.front().ledger.dropped_assignments[0], 0) << "nothing was dropped";
@@ -92,6 +93,8 @@ TEST_P(MoeRegion, CountsWhatTheContractSays) {
   EXPECT_EQ(run(GetParam(), false).total, expected(kLayers, kLayers, kLayers, 2 * kLayers));
   const RunResult again = run(GetParam(), true);
   const int64_t extra = dispatch_saved() ? 0 : kLayers;
+  const int64_t spared = kLayers - extra;
+  EXPECT_EQ(again.avoided, expected(spared, spared, 0, 0));
   EXPECT_EQ(again.total, expected(kLayers + extra, kLayers + extra, kLayers, 2 * kLayers));
   EXPECT_EQ(again.backward, expected(extra, extra, 0, 2 * kLayers));
   EXPECT_EQ(again.total.host_syncs, 0) << "ep = 1 waits for nobody";
@@ -130,9 +133,13 @@ class SavedResult : public ::testing::TestWithParam<SavedCase> {
     TestLayer test({});
     Tape tape(test.ctx);
     const auto out = tape.region({.save = save}, test.x, [&](const Variable& x) {
-      return std::vector{test.layer(tape, x, test.call()).out};
+      const MoeOutput output = test.layer(tape, x, test.call());
+      return std::vector{output.out, output.aux_loss, output.z_loss};
     });
-    const Variable loss = spillway::testing::random_projection(tape, out.front());
+    // The weights of the choice are kept anyway: of the logits, balance and z terms alone remain.
+    const Variable loss = ops::weighted_sum(
+        tape, std::vector{spillway::testing::random_projection(tape, out[0]), out[1], out[2]},
+        std::vector<double>{1.0, 0.3, 0.2});
     nn::Parameter& weight = test.store.at(GetParam().weight);
     if (lose_weight) weight.value.zero();
     tape.backward(loss);
