@@ -1,8 +1,8 @@
 // Row o of the n_s rows of source s, in tail order, has the key (2 o + 1) / (2 n_s); ties by
 // (s + step) mod S. What is kept is therefore a first part of every source's rows, and the prefix
-// that ends with row j of the largest source follows from j by one division a source. Its slots
-// grow with j: the longest one that fits is found by bisection. Up to the next row of the largest
-// source any other has at most one row; these few are taken one by one.
+// of all keys up to that of row j of the largest source follows from j by one division a source.
+// Its slots grow with j: the longest one that fits is found by bisection. Between two neighbouring
+// keys of the largest source any other has at most one; these few rows are taken one by one.
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -36,7 +36,7 @@ class FairOrder {
     zone_rows_.resize(size(inbox.num_experts));
   }
 
-  // [S]: rows of each source in the longest prefix that ends with a row of the largest source.
+  // [S]: rows of each source in the longest prefix that fits and ends at a key of the largest.
   std::vector<int64_t> bisect() {
     std::vector<int64_t> rows(num_rows_.size());
     auto [fits, too_long] = bracket();
@@ -99,7 +99,7 @@ class FairOrder {
   }
 
   // Indices of rows of the largest source, -1 for none: a prefix that fits and one that does not.
-  // A prefix through row j has R (2 j + 1) / (2 n) rows, give or take half a row a source, and at
+  // A prefix up to row j has R (2 j + 1) / (2 n) rows, give or take half a row a source, and at
   // most A - 1 slots an expert more, so few indices need a look.
   std::pair<int64_t, int64_t> bracket() const {
     const int64_t padding = inbox_.num_experts * (inbox_.alignment - 1);
@@ -113,8 +113,8 @@ class FairOrder {
     return static_cast<int64_t>(product / size(inbox_.num_rows));
   }
 
-  // rows [S] of the prefix through row `index` of the largest source: those with 2 o + 1 up to
-  // (2 index + 1) n_s / n, an equal one only when its turn is not after the largest source's.
+  // rows [S] of the prefix of all rows with keys up to that of row `index` of the largest source:
+  // 2 o + 1 <= (2 index + 1) n_s / n.
   void fill_prefix(int64_t index, std::vector<int64_t>& rows) const {
     if (index < 0 || index >= most_) {
       rows = index < 0 ? std::vector<int64_t>(rows.size(), 0) : num_rows_;
@@ -127,13 +127,9 @@ class FairOrder {
   template <typename Word>
   void divide(int64_t index, std::vector<int64_t>& rows) const {
     const auto most = static_cast<Word>(most_);
-    const int64_t last_turn = turn(largest_);
-    int64_t its_turn = turn(0);
     for (size_t source = 0; source < rows.size(); ++source) {
       const Word product = static_cast<Word>(2 * index + 1) * static_cast<Word>(num_rows_[source]);
-      const Word rounding = most - (its_turn > last_turn ? 1 : 0);
-      rows[source] = static_cast<int64_t>((product + rounding) / (2 * most));
-      if (++its_turn == inbox_.num_sources) its_turn = 0;
+      rows[source] = static_cast<int64_t>((product + most) / (2 * most));
     }
   }
 
