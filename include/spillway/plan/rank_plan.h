@@ -56,8 +56,8 @@ struct RankPlan {
 /// in the order of `rule`, as many first ones are kept as leave the padded zones within `capacity`.
 /// O(ep * L), whatever the number of rows; a rank that overflows pays a factor of the logarithm of
 /// its rows under kFair and hashes each of its rows under kRandom. Throws on a bad matrix, rank or
-/// alignment (a power of two), on a capacity that is negative or no multiple of the alignment, and
-/// under kScore on a rank that overflows: it needs the other plan_rank.
+/// alignment (a power of two up to 2^30), on a capacity that is negative or no multiple of the
+/// alignment, and under kScore on a rank that overflows: it needs the other plan_rank.
 RankPlan plan_rank(const CountMatrix& matrix, int64_t rank, int64_t capacity, int64_t alignment,
                    const DropRule& rule);
 

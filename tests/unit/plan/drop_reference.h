@@ -121,8 +121,7 @@ inline size_t longest_prefix(const std::vector<Assignment>& rows, int64_t expert
   return rows.size();
 }
 
-using Cell = std::pair<int64_t, int64_t>;  // source, local expert
-/// Ordinals kept of each cell that keeps any.
+/// Assignments kept, each as (source, local expert, ordinal).
 using KeptSet = std::set<std::tuple<int64_t, int64_t, int64_t>>;
 
 inline KeptSet kept_set(const std::vector<Assignment>& rows, size_t prefix) {

@@ -231,7 +231,9 @@ TEST(RankPlan, RejectsBadCapacitiesAndRanks) {
   EXPECT_THROW(plan_rank(matrix, 0, -8, 8, kTailRule), Error);
   EXPECT_THROW(plan_rank(matrix, 0, 12, 8, kTailRule), Error);
   EXPECT_THROW(plan_rank(matrix, 0, 12, 12, kTailRule), Error);
+  EXPECT_THROW(plan_rank(matrix, 0, 0, int64_t{1} << 31, kTailRule), Error);
   EXPECT_THROW(plan_rank(matrix, 1, 8, 8, kTailRule), Error);
+  EXPECT_THROW(plan_rank({1, 2, {3, int64_t{1} << 44}}, 0, 8, 8, kTailRule), Error);
   EXPECT_THROW(plan_rank({2, 2, {3, 5}}, 0, 8, 8, kTailRule), Error);
 }
 
