@@ -26,8 +26,8 @@ struct CountMatrix {
 void check_shape(const CountMatrix& matrix);
 
 /// `total_recv_tokens` of a rank, in slots: the sum over its experts of the assignments routed to
-/// each, rounded up to `alignment`, before any drop. Throws on a bad shape, rank, alignment (a power
-/// of two up to 2^30) or a count that is negative or 2^44 and more. O(ep * L).
+/// each, rounded up to `alignment`, before any drop. Throws on a bad shape, rank, alignment (a
+/// power of two up to 2^30) or a count that is negative or 2^44 and more. O(ep * L).
 int64_t demand_slots(const CountMatrix& matrix, int64_t rank, int64_t alignment);
 
 /// Assignments routed to a rank, before any drop, without padding. Throws as above.
