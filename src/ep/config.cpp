@@ -96,8 +96,6 @@ void validate(const EpConfig& config) {
           "false when drop_on_overflow is true");
   require(std::isfinite(config.grow_margin) && config.grow_margin >= 0.0, "grow_margin",
           config.grow_margin, "a finite fraction of demand, at least 0");
-  require(config.drop_order == plan::DropOrder::kTail, "drop_order",
-          choice_name(plan::kDropOrderChoices, config.drop_order), "tail");
 }
 
 }  // namespace spillway::ep

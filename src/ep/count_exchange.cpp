@@ -62,24 +62,34 @@ std::string find_problem(const EpConfig& config, const PrepareArgs& args) {
     return str("gate is ", gate.defined() ? dtype_name(gate.dtype()) : "undefined", " ",
                gate.shape(), "; allowed: f32 or f64 ", ids.shape());
   }
-  return find_bad_id(config, ids);
+  // In range: counting finds out.
+  return config.poison ? find_bad_id(config, ids) : "";
 }
 
+// Fills `problem` when there is one.
 std::vector<int64_t> make_record(Context& ctx, const EpConfig& config, const PrepareArgs& args,
-                                 bool has_problem) {
+                                 std::string& problem) {
   std::vector<int64_t> record{args.call.layer,
                               args.call.micro_batch,
                               args.call.step,
                               static_cast<int64_t>(args.sizing),
                               args.capacity,
-                              has_problem ? 1 : 0,
+                              0,
                               0};
   record.resize(kFirstCount + static_cast<size_t>(config.num_experts), 0);
-  if (has_problem) return record;
-  record[kNumTokens] = args.topk_idx.dim(0);
-  Tensor counts = Tensor::empty(ctx, {config.num_experts}, DType::kI64, Purpose::kWorkspace);
-  kernels::count_experts(ctx, args.topk_idx, counts);
-  std::copy_n(counts.data<int64_t>(), config.num_experts, record.begin() + kFirstCount);
+  problem = find_problem(config, args);
+  if (problem.empty()) {
+    Tensor counts = Tensor::empty(ctx, {config.num_experts}, DType::kI64, Purpose::kWorkspace);
+    try {
+      kernels::count_experts(ctx, args.topk_idx, counts);
+      std::copy_n(counts.data<int64_t>(), config.num_experts, record.begin() + kFirstCount);
+      record[kNumTokens] = args.topk_idx.dim(0);
+    } catch (const Error& error) {
+      const std::string bad_id = find_bad_id(config, args.topk_idx);
+      problem = bad_id.empty() ? error.what() : bad_id;
+    }
+  }
+  record[kHasProblem] = problem.empty() ? 0 : 1;
   return record;
 }
 
@@ -100,11 +110,11 @@ void require_one_call(const std::vector<int64_t>& records, size_t length, int64_
 GroupCounts exchange_counts(Context& ctx, const comm::Topology& topology, const EpConfig& config,
                             const PrepareArgs& args) {
   comm::Communicator& group = topology.ep_group();
-  std::string problem = find_problem(config, args);
+  std::string problem;
+  const std::vector<int64_t> mine = make_record(ctx, config, args, problem);
   if (!problem.empty()) {
     problem = str("prepare on rank ", topology.world().rank(), ": ", problem);
   }
-  const std::vector<int64_t> mine = make_record(ctx, config, args, !problem.empty());
   const size_t length = mine.size();
   std::vector<int64_t> records(length * static_cast<size_t>(group.size()));
   if (group.size() == 1) {

@@ -32,6 +32,11 @@ uint64_t maps_checksum(const RoutingHandle& handle) {
     const uint64_t words[] = {static_cast<uint64_t>(map->numel()), kernels::checksum(*map)};
     hash = hash_words(words, 2, hash);
   }
+  if (handle.topk_idx.defined()) {
+    const uint64_t words[] = {static_cast<uint64_t>(handle.topk_idx.numel()),
+                              kernels::checksum(handle.topk_idx)};
+    hash = hash_words(words, 2, hash);
+  }
   for (const std::vector<int64_t>* counts :
        {&handle.send_counts, &handle.recv_counts, &handle.token_counts, &handle.slot_counts,
         &handle.zone_begin}) {
@@ -49,7 +54,8 @@ int64_t RoutingHandle::bytes() const {
   const size_t host_words = send_counts.size() + recv_counts.size() + token_counts.size() +
                             slot_counts.size() + zone_begin.size();
   return static_cast<int64_t>(sizeof(header) + host_words * sizeof(int64_t)) +
-         send_assignment.bytes() + local_assignment.bytes() + local_slot.bytes() + row_of.bytes();
+         send_assignment.bytes() + local_assignment.bytes() + local_slot.bytes() + row_of.bytes() +
+         topk_idx.bytes();
 }
 
 }  // namespace spillway::ep

@@ -1,141 +1,148 @@
 #include "maps.h"
 
-#include <numeric>
+#include "spillway/kernels/dispatch_maps.h"
 
 namespace spillway::ep {
 namespace {
 
-constexpr int64_t kNone = -1;
+using kernels::ExpertRows;
 
-// A cell is a global expert id: (rank, local expert) in rank-major order.
-struct Cells {
-  std::vector<int64_t> kept;         // rows of mine kept
-  std::vector<int64_t> send_begin;   // first send row; of cells elsewhere
-  std::vector<int64_t> local_begin;  // first entry of the local maps; of cells here
-  std::vector<int64_t> slot_begin;   // first slot; of cells here
-  int64_t num_sent = 0;              // R
-  int64_t num_local = 0;             // M
+// The rows of one rank to all experts, in rank-major order.
+struct SourceRows {
+  std::vector<ExpertRows> experts;
+  std::vector<int64_t> kept;  // of each expert
+  int64_t num_sent = 0;       // R
+  int64_t num_local = 0;      // M
+  bool any_dropped = false;
 };
 
-Cells lay_out(int64_t rank, const std::vector<plan::RankPlan>& plans) {
-  const size_t experts_per_rank = plans[0].slot_counts.size();
-  Cells cells;
+SourceRows lay_out(const EpConfig& config, const PlanCallArgs& args,
+                   const std::vector<plan::RankPlan>& plans) {
+  const int64_t rank = args.ep_rank;
+  const int64_t experts_per_rank = args.matrix.experts_per_rank();
+  const plan::DropRule rule = drop_rule(config, args.prepare.call);
+  SourceRows source;
+  source.experts.reserve(static_cast<size_t>(args.matrix.num_experts));
   for (const plan::RankPlan& plan : plans) {
-    for (size_t local = 0; local < experts_per_rank; ++local) {
-      const auto expert = static_cast<int64_t>(local);
-      const int64_t kept = plan.kept_at(rank, expert);
-      const bool here = plan.rank == rank;
-      cells.kept.push_back(kept);
-      cells.send_begin.push_back(cells.num_sent);
-      cells.local_begin.push_back(cells.num_local);
-      cells.slot_begin.push_back(here ? plan.source_begin(rank, expert) : kNone);
-      (here ? cells.num_local : cells.num_sent) += kept;
+    for (int64_t local = 0; local < experts_per_rank; ++local) {
+      const int64_t expert = plan.rank * experts_per_rank + local;
+      ExpertRows rows{.routed = args.matrix.at(rank, expert), .kept = plan.kept_at(rank, local)};
+      rows.local = plan.rank == rank;
+      int64_t& next = rows.local ? source.num_local : source.num_sent;
+      rows.first_entry = next;
+      rows.first_row = rows.local ? plan.source_begin(rank, local) : next;
+      next += rows.kept;
+      source.any_dropped = source.any_dropped || rows.kept < rows.routed;
+      // A cell that is kept or lost as a whole needs no keys.
+      rows.by_key = plan.rows.by_key && rows.kept < rows.routed && rows.kept > 0;
+      if (rows.by_key) {
+        rows.cut = plan.rows.cut;
+        rows.at_cut = plan.rows.at_cut[static_cast<size_t>(rank * experts_per_rank + local)];
+        if (rule.order == plan::DropOrder::kRandom) {
+          rows.hash_state = plan::random_cell_state(rule, expert, rank);
+        }
+      }
+      source.kept.push_back(rows.kept);
+      source.experts.push_back(rows);
     }
   }
-  return cells;
+  // Rows of this rank's own slots are numbered after those sent.
+  for (ExpertRows& rows : source.experts) {
+    if (rows.local) rows.first_row += source.num_sent;
+  }
+  return source;
+}
+
+kernels::KeepKey key_of(plan::DropOrder order) {
+  switch (order) {
+    case plan::DropOrder::kRandom:
+      return kernels::KeepKey::kHash;
+    case plan::DropOrder::kScore:
+      return kernels::KeepKey::kScore;
+    default:
+      return kernels::KeepKey::kOrdinal;
+  }
 }
 
 Tensor index_tensor(Context& ctx, const Shape& shape) {
   return Tensor::empty(ctx, shape, DType::kI64, Purpose::kActivations);
 }
 
-// Gates of this rank's assignments: all, and those that were dropped.
-template <typename T>
-void add_gates(const Tensor& gate, const int32_t* ids, const int64_t* row_of, Ledger& ledger) {
-  const T* gates = gate.data<T>();
-  for (int64_t i = 0; i < gate.numel(); ++i) {
-    if (ids[i] < 0) continue;
-    ledger.gate_mass += static_cast<double>(gates[i]);
-    if (row_of[i] == kNone) ledger.dropped_gate_mass += static_cast<double>(gates[i]);
-  }
-}
-
-int64_t count_fully_dropped(const Tensor& topk_idx, const int64_t* row_of) {
-  const int32_t* ids = topk_idx.data<int32_t>();
-  const int64_t top_k = topk_idx.dim(1);
-  int64_t fully_dropped = 0;
-  for (int64_t t = 0; t < topk_idx.dim(0); ++t) {
-    bool had = false, kept = false;
-    for (int64_t i = t * top_k; i < (t + 1) * top_k; ++i) {
-      had = had || ids[i] >= 0;
-      kept = kept || row_of[i] != kNone;
+// Routed and dropped by expert and by source, of one receiving rank.
+void add_rank(const plan::CountMatrix& matrix, const plan::RankPlan& plan, Ledger& ledger) {
+  ledger.total_recv_tokens.push_back(plan.total_recv_tokens);
+  ledger.recv_assignments.push_back(plan.recv_assignments);
+  ledger.slot_counts_sum.push_back(plan.num_slots());
+  ledger.padding_slots.push_back(plan.padding_slots);
+  ledger.dropped_assignments.push_back(plan.dropped_assignments);
+  const size_t first = ledger.expert_tokens.size();
+  ledger.expert_tokens.insert(ledger.expert_tokens.end(), plan.token_counts.begin(),
+                              plan.token_counts.end());
+  ledger.dropped_by_expert.resize(ledger.expert_tokens.size(), 0);
+  if (plan.dropped_assignments == 0) return;
+  const auto experts_per_rank = static_cast<int64_t>(plan.token_counts.size());
+  for (int64_t source = 0; source < matrix.ep; ++source) {
+    for (int64_t local = 0; local < experts_per_rank; ++local) {
+      const int64_t expert = plan.rank * experts_per_rank + local;
+      const int64_t dropped = matrix.at(source, expert) - plan.kept_at(source, local);
+      const size_t index = first + static_cast<size_t>(local);
+      ledger.dropped_by_source[static_cast<size_t>(source)] += dropped;
+      ledger.dropped_by_expert[index] += dropped;
+      ledger.expert_tokens[index] += dropped;
     }
-    fully_dropped += had && !kept ? 1 : 0;
   }
-  return fully_dropped;
 }
 
 }  // namespace
 
-void build_maps(Context& ctx, const Tensor& topk_idx, int64_t rank,
+plan::DropRule drop_rule(const EpConfig& config, const Call& call) {
+  return {.order = config.drop_order,
+          .seed = config.drop_seed,
+          .step = call.step,
+          .micro_batch = call.micro_batch,
+          .layer = call.layer};
+}
+
+bool build_maps(Context& ctx, const EpConfig& config, const PlanCallArgs& args,
                 const std::vector<plan::RankPlan>& plans, RoutingHandle& handle) {
-  const Cells cells = lay_out(rank, plans);
-  handle.send_assignment = index_tensor(ctx, {cells.num_sent});
-  handle.local_assignment = index_tensor(ctx, {cells.num_local});
-  handle.local_slot = index_tensor(ctx, {cells.num_local});
+  SourceRows source = lay_out(config, args, plans);
+  const Tensor& topk_idx = args.prepare.topk_idx;
+  handle.send_assignment = index_tensor(ctx, {source.num_sent});
+  handle.local_assignment = index_tensor(ctx, {source.num_local});
+  handle.local_slot = index_tensor(ctx, {source.num_local});
   handle.row_of = index_tensor(ctx, topk_idx.shape());
-  int64_t* send_assignment = handle.send_assignment.data<int64_t>();
-  int64_t* local_assignment = handle.local_assignment.data<int64_t>();
-  int64_t* local_slot = handle.local_slot.data<int64_t>();
-  int64_t* row_of = handle.row_of.data<int64_t>();
-  const int32_t* ids = topk_idx.data<int32_t>();
-  std::vector<int64_t> ordinals(cells.kept.size(), 0);
-  for (int64_t i = 0; i < topk_idx.numel(); ++i) {
-    row_of[i] = kNone;
-    if (ids[i] < 0) continue;
-    const auto cell = static_cast<size_t>(ids[i]);
-    const int64_t ordinal = ordinals[cell]++;
-    if (ordinal >= cells.kept[cell]) continue;  // dropped: never sent
-    if (cells.slot_begin[cell] == kNone) {
-      row_of[i] = cells.send_begin[cell] + ordinal;
-      send_assignment[row_of[i]] = i;
-    } else {
-      const int64_t slot = cells.slot_begin[cell] + ordinal;
-      const int64_t entry = cells.local_begin[cell] + ordinal;
-      local_assignment[entry] = i;
-      local_slot[entry] = slot;
-      row_of[i] = cells.num_sent + slot;
-    }
-  }
-  const plan::RankPlan& own = plans[static_cast<size_t>(rank)];
-  handle.send_counts = cells.kept;
+  kernels::dispatch_maps(ctx, {.topk_idx = topk_idx,
+                               .gate = args.prepare.gate,
+                               .experts = source.experts,
+                               .key = key_of(config.drop_order),
+                               .row_of = handle.row_of,
+                               .send_assignment = handle.send_assignment,
+                               .local_assignment = handle.local_assignment,
+                               .local_slot = handle.local_slot});
+  if (config.renormalize_kept && source.any_dropped) handle.topk_idx = topk_idx.clone(ctx);
+  const plan::RankPlan& own = plans[static_cast<size_t>(args.ep_rank)];
+  handle.send_counts = std::move(source.kept);
   handle.recv_counts = own.rows.kept;
   handle.token_counts = own.token_counts;
   handle.slot_counts = own.slot_counts;
   handle.zone_begin = own.zone_begin;
+  return source.any_dropped;
 }
 
-Ledger make_ledger(const plan::CountMatrix& matrix, const std::vector<plan::RankPlan>& plans,
-                   const PrepareArgs& args, const RoutingHandle& handle) {
+Ledger make_ledger(Context& ctx, const PlanCallArgs& args, const std::vector<plan::RankPlan>& plans,
+                   const RoutingHandle& handle, bool any_dropped) {
   Ledger ledger;
   ledger.dropped_by_source.assign(plans.size(), 0);
-  for (const plan::RankPlan& plan : plans) {
-    ledger.total_recv_tokens.push_back(plan.total_recv_tokens);
-    ledger.recv_assignments.push_back(plan.recv_assignments);
-    ledger.slot_counts_sum.push_back(plan.num_slots());
-    ledger.padding_slots.push_back(plan.padding_slots);
-    ledger.dropped_assignments.push_back(plan.dropped_assignments);
-    const auto experts_per_rank = static_cast<int64_t>(plan.slot_counts.size());
-    for (int64_t local = 0; local < experts_per_rank; ++local) {
-      const int64_t expert = plan.rank * experts_per_rank + local;
-      int64_t routed = 0;
-      for (int64_t source = 0; source < matrix.ep; ++source) {
-        routed += matrix.at(source, expert);
-        ledger.dropped_by_source[static_cast<size_t>(source)] +=
-            matrix.at(source, expert) - plan.kept_at(source, local);
-      }
-      ledger.expert_tokens.push_back(routed);
-      ledger.dropped_by_expert.push_back(routed - plan.token_counts[static_cast<size_t>(local)]);
-    }
-  }
-  const int64_t* row_of = handle.row_of.data<int64_t>();
-  const int32_t* ids = args.topk_idx.data<int32_t>();
-  ledger.fully_dropped_tokens = count_fully_dropped(args.topk_idx, row_of);
-  if (args.gate.dtype() == DType::kF32) {
-    add_gates<float>(args.gate, ids, row_of, ledger);
-  } else {
-    add_gates<double>(args.gate, ids, row_of, ledger);
-  }
+  for (const plan::RankPlan& plan : plans) add_rank(args.matrix, plan, ledger);
+  Tensor sums = Tensor::empty(ctx, {3}, DType::kF64, Purpose::kWorkspace);
+  kernels::dropped_sums(ctx, {.topk_idx = args.prepare.topk_idx,
+                              .gate = args.prepare.gate,
+                              .row_of = handle.row_of,
+                              .any_dropped = any_dropped,
+                              .sums = sums});
+  ledger.gate_mass = sums.data<double>()[0];
+  ledger.dropped_gate_mass = sums.data<double>()[1];
+  ledger.fully_dropped_tokens = static_cast<int64_t>(sums.data<double>()[2]);
   return ledger;
 }
 

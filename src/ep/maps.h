@@ -2,19 +2,21 @@
 
 #include <vector>
 
-#include "spillway/ep/session.h"
-#include "spillway/plan/rank_plan.h"
+#include "spillway/ep/plan_call.h"
 
 namespace spillway::ep {
 
-/// Fills the maps and the counts of `handle` from the plans of all ranks of the group. One pass
-/// over topk_idx in token order; of each (rank, local expert) the first `kept` are kept.
-void build_maps(Context& ctx, const Tensor& topk_idx, int64_t rank,
+/// The drop order of a call with what it draws on.
+plan::DropRule drop_rule(const EpConfig& config, const Call& call);
+
+/// Fills the maps and the counts of `handle` from the plans of all ranks of the group. Returns
+/// whether an assignment of this rank is dropped anywhere.
+bool build_maps(Context& ctx, const EpConfig& config, const PlanCallArgs& args,
                 const std::vector<plan::RankPlan>& plans, RoutingHandle& handle);
 
-/// What a call drops: counts before drops (`matrix`) and after (`plans`), and by the maps of
-/// `handle` the tokens and gates of this rank. The caller adds N, capacities and bytes.
-Ledger make_ledger(const plan::CountMatrix& matrix, const std::vector<plan::RankPlan>& plans,
-                   const PrepareArgs& args, const RoutingHandle& handle);
+/// What a call drops: counts before drops (the matrix) and after (`plans`), and by the maps of
+/// `handle` the tokens and gates of this rank.
+Ledger make_ledger(Context& ctx, const PlanCallArgs& args, const std::vector<plan::RankPlan>& plans,
+                   const RoutingHandle& handle, bool any_dropped);
 
 }  // namespace spillway::ep

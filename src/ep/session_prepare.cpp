@@ -3,10 +3,12 @@
 
 #include "buffers.h"
 #include "count_exchange.h"
-#include "maps.h"
+#include "score_exchange.h"
 #include "spillway/core/math.h"
+#include "spillway/ep/plan_call.h"
 #include "spillway/plan/scaling.h"
 #include "spillway/plan/sizing.h"
+#include "stopwatch.h"
 
 namespace spillway::ep {
 
@@ -26,19 +28,26 @@ int64_t worst_case(const EpConfig& config) {
 
 }  // namespace
 
+struct Session::Sized {
+  int64_t capacity = 0;        // C
+  double grow_alloc_ms = 0.0;  // of the buffer that `grow` made
+};
+
 // C of a call. Every rank of the group has the same demands, so all take the same decision.
-int64_t Session::choose_capacity(const PrepareArgs& args,
-                                 const std::vector<int64_t>& demand_slots) {
+Session::Sized Session::choose_capacity(const PrepareArgs& args,
+                                        const std::vector<int64_t>& demand_slots) {
   const auto highest = std::max_element(demand_slots.begin(), demand_slots.end());
-  if (args.sizing == Sizing::kLossless) return std::max(*highest, config_.alignment);
+  if (args.sizing == Sizing::kLossless) return {std::max(*highest, config_.alignment)};
   const auto layer = static_cast<size_t>(args.call.layer);
   const int64_t now = args.capacity > 0 ? args.capacity : capacities_[layer];
-  if (*highest <= now || config_.drop_on_overflow || args.sizing == Sizing::kDrop) return now;
+  if (*highest <= now || config_.drop_on_overflow || args.sizing == Sizing::kDrop) return {now};
   if (config_.grow_on_overflow && args.capacity == 0) {
     capacities_[layer] =
         plan::grown_capacity(*highest, config_.grow_margin, config_.alignment, worst_case(config_));
+    Stopwatch watch;
     buffers_->keep_only(capacities_);
-    return capacities_[layer];
+    buffers_->reserve(ctx_, {capacities_[layer]}, config_);
+    return {capacities_[layer], watch.lap_ms()};
   }
   const int64_t first_rank = topology_.world().rank() - topology_.ep_rank();
   throw OverflowError(config_.layer_ids.empty() ? args.call.layer : config_.layer_ids[layer],
@@ -78,21 +87,27 @@ PrepareResult Session::plan(const PrepareArgs& args) {
   for (int64_t rank = 0; rank < config_.ep; ++rank) {
     demand.push_back(plan::demand_slots(counts.matrix, rank, config_.alignment));
   }
-  const int64_t capacity = choose_capacity(args, demand);
-  const plan::DropRule rule{.order = config_.drop_order,
-                            .seed = config_.drop_seed,
-                            .step = args.call.step,
-                            .micro_batch = args.call.micro_batch,
-                            .layer = args.call.layer};
-  std::vector<plan::RankPlan> plans;
-  for (int64_t rank = 0; rank < config_.ep; ++rank) {
-    plans.push_back(plan::plan_rank(counts.matrix, rank, capacity, config_.alignment, rule));
+  const Sized sized = choose_capacity(args, demand);
+  const int64_t capacity = sized.capacity;
+  std::vector<plan::KeptRows> by_score;
+  const bool overflow = *std::max_element(demand.begin(), demand.end()) > capacity;
+  if (overflow && config_.drop_order == plan::DropOrder::kScore) {
+    by_score = exchange_scores(ctx_, topology_, config_, args, counts.matrix, capacity, demand);
+    // Once for the pair of exchanges: a device finds the boundary between them itself.
+    if (config_.ep > 1) ctx_.counters().add(&CounterSet::host_syncs);
   }
+  const int64_t rank = topology_.ep_rank();
+  CallPlan call = plan_call(ctx_, config_,
+                            {.prepare = args,
+                             .matrix = counts.matrix,
+                             .ep_rank = rank,
+                             .capacity = capacity,
+                             .by_score = by_score});
 
   PrepareResult result;
+  result.handle = std::move(call.handle);
+  result.ledger = std::move(call.ledger);
   RoutingHandle& handle = result.handle;
-  const int64_t rank = topology_.ep_rank();
-  build_maps(ctx_, args.topk_idx, rank, plans, handle);
   handle.header = make_header(args, capacity);
   if (config_.poison) handle.header.maps_checksum = maps_checksum(handle);
   handle.header.checksum = header_checksum(handle.header);
@@ -100,12 +115,12 @@ PrepareResult Session::plan(const PrepareArgs& args) {
 
   result.token_counts = handle.token_counts;
   result.slot_counts = handle.slot_counts;
-  result.recv_assignments = plans[static_cast<size_t>(rank)].recv_assignments;
-  result.total_recv_tokens = plans[static_cast<size_t>(rank)].total_recv_tokens;
-  result.ledger = make_ledger(counts.matrix, plans, args, handle);
+  result.recv_assignments = result.ledger.recv_assignments[static_cast<size_t>(rank)];
+  result.total_recv_tokens = result.ledger.total_recv_tokens[static_cast<size_t>(rank)];
   result.ledger.group_tokens = counts.num_tokens;
   result.ledger.capacity_begin = args.sizing == Sizing::kLossless ? capacity : capacity_before;
   result.ledger.capacity_end = capacity;
+  result.ledger.grow_alloc_ms = sized.grow_alloc_ms;
   result.ledger.recv_buffer_bytes =
       capacity * (config_.hidden * dtype_bytes(config_.dtype) + dtype_bytes(args.gate.dtype()));
   return result;

@@ -36,6 +36,11 @@ inline void check_floating(const char* op, const NamedTensor& t) {
                  t.name, " is ", dtype_name(dtype), ", it must be f32, f64 or bf16");
 }
 
+inline void check_accumulator(const char* op, const NamedTensor& t) {
+  SPILLWAY_CHECK(t.tensor.dtype() == DType::kF32 || t.tensor.dtype() == DType::kF64, op, ": ",
+                 t.name, " is ", dtype_name(t.tensor.dtype()), ", it must be f32 or f64");
+}
+
 inline void check_shape(const char* op, const NamedTensor& t, const Shape& wanted) {
   SPILLWAY_CHECK(t.tensor.shape() == wanted, op, ": ", t.name, " has shape ", t.tensor.shape(),
                  ", it must be ", wanted);

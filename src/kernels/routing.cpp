@@ -8,11 +8,6 @@
 namespace spillway::kernels {
 namespace {
 
-void check_accumulator(const char* op, const NamedTensor& t) {
-  SPILLWAY_CHECK(t.tensor.dtype() == DType::kF32 || t.tensor.dtype() == DType::kF64, op, ": ",
-                 t.name, " is ", dtype_name(t.tensor.dtype()), ", it must be f32 or f64");
-}
-
 /// What forward and backward share: logits, ids, gate, probs.
 void check_routing(Context& ctx, const char* op, const Tensor& logits, const Tensor& topk_idx,
                    const Tensor& gate, const Tensor& probs) {

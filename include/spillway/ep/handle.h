@@ -80,6 +80,9 @@ struct RoutingHandle {
   Tensor local_assignment;  ///< [M] flat index of each row that stays, in slot order
   Tensor local_slot;        ///< [M] its slot
   Tensor row_of;            ///< [T,K] -1 dropped or none; < R: send row; else R + slot here
+  /// i32 [T,K], a copy, only under EpConfig::renormalize_kept and only where this rank's tokens
+  /// lost something: it says which of the -1 of row_of were assignments.
+  Tensor topk_idx;
   // Row and column sums (host).
   std::vector<int64_t> send_counts;   ///< [ep, L] rows of mine kept by (rank, its local expert)
   std::vector<int64_t> recv_counts;   ///< [ep, L] rows kept here by (source, local expert)

@@ -22,6 +22,7 @@ struct Ledger {
   double dropped_gate_mass = 0.0;            ///< of the dropped ones among them
   int64_t capacity_begin = 0;                ///< C when prepare began
   int64_t capacity_end = 0;                  ///< C after growing
+  double grow_alloc_ms = 0.0;                ///< allocating the larger buffer; 0: nothing grew
   int64_t recv_buffer_bytes = 0;             ///< rows and gates at capacity_end, a rank
 };
 

@@ -35,7 +35,7 @@ enum class Sizing {
 struct PrepareArgs {
   Call call;
   const Tensor& topk_idx;  ///< i32 [T,K], global expert ids; -1 = none; ids of a token distinct
-  const Tensor& gate;      ///< [T,K] f32 or f64
+  const Tensor& gate;      ///< [T,K] f32 or f64, as given to dispatch: ledger, order by score
   Sizing sizing = Sizing::kLive;
   /// A dispatch that is computed again has the C of the first one, whatever the layer grew to
   /// since; 0: none given.
@@ -94,12 +94,14 @@ class Session {
   /// the config is refused.
   ReconfigureCost reconfigure(const EpConfig& config, ReconfigureMode mode);
 
-  /// One all-gather of [ep, E] counts (none at ep = 1), then the plan.
+  /// One all-gather of [ep, E] counts (none at ep = 1), then the plan. Under kScore, when a rank of
+  /// the group drops, two more: of histograms of its gates.
   PrepareResult prepare(const PrepareArgs& args);
   // Each use of a handle says which call it belongs to: a handle of another layer, micro-batch or
   // step is an Error that names the field and both values, like every other that does not fit.
 
-  /// Moves rows and gates to the experts. tokens [T,H], gate [T,K].
+  /// Moves rows and gates to the experts. tokens [T,H], gate [T,K] as the router gave them: with
+  /// EpConfig::renormalize_kept they are scaled here, before they are sent.
   DispatchResult dispatch(const RoutingHandle& handle, const Call& call, const Tensor& tokens,
                           const Tensor& gate);
   /// Both in one call, bit-identical; counts as no prepare of its own.
@@ -108,9 +110,11 @@ class Session {
   Tensor combine(const RoutingHandle& handle, const Call& call, const Tensor& expert_out);
   /// d_expert_out [C,H]: padding rows zero.
   Tensor combine_backward(const RoutingHandle& handle, const Call& call, const Tensor& dout);
-  /// d_recv [C,H], d_gate [C] -> dx, d_gate; fp32 sums in k order.
+  /// d_recv [C,H], d_gate [C] -> dx, d_gate; fp32 sums in k order. `gate` [T,K]: what dispatch was
+  /// given; needed under EpConfig::renormalize_kept (Error without), not read otherwise.
   DispatchBackwardResult dispatch_backward(const RoutingHandle& handle, const Call& call,
-                                           const Tensor& d_recv, const Tensor& d_gate);
+                                           const Tensor& d_recv, const Tensor& d_gate,
+                                           const Tensor& gate = {});
 
   /// Between steps: raises a layer's capacity without a new epoch (after `grow` anywhere in the
   /// world, so that capacities are equal again). Never lowers.
@@ -132,7 +136,8 @@ class Session {
   void agree_and_validate(const EpConfig& config) const;
   void start(const EpConfig& config);
   PrepareResult plan(const PrepareArgs& args);
-  int64_t choose_capacity(const PrepareArgs& args, const std::vector<int64_t>& demand_slots);
+  struct Sized;
+  Sized choose_capacity(const PrepareArgs& args, const std::vector<int64_t>& demand_slots);
   HandleHeader make_header(const PrepareArgs& args, int64_t capacity) const;
   /// [C,H], uninitialised.
   Tensor receive_buffer(const RoutingHandle& handle);

@@ -67,8 +67,18 @@ void fill_score_gate(const A* scores, const int32_t* ids, int64_t k, const Routi
   for (int64_t j = 0; j < k; ++j) gate[j] *= factor;
 }
 
+/// The branch-free pass over all ids vectorises; a bad one is looked for only when there is one.
 void check_ids(const char* op, const Tensor& topk_idx, int64_t num_experts) {
   const int32_t* ids = topk_idx.data<int32_t>();
+  int32_t lowest = 0, highest = kNoExpert;
+#pragma omp simd reduction(min : lowest) reduction(max : highest)
+  for (int64_t i = 0; i < topk_idx.numel(); ++i) {
+    // Not std::min: gcc 12 does not vectorise a reduction through references.
+    const int32_t id = ids[i];
+    lowest = id < lowest ? id : lowest;
+    highest = id > highest ? id : highest;
+  }
+  if (lowest >= kNoExpert && highest < num_experts) return;
   for (int64_t i = 0; i < topk_idx.numel(); ++i) {
     SPILLWAY_CHECK(ids[i] >= kNoExpert && ids[i] < num_experts, op, ": expert id ", ids[i],
                    " at position ", i, " of topk_idx ", topk_idx.shape(), ", it must be in [0, ",
@@ -269,13 +279,28 @@ void route_backward(Context& ctx, const RouteBackwardArgs& args) {
   });
 }
 
-void count_experts(Context&, const Tensor& topk_idx, Tensor& counts) {
-  check_ids("count_experts", topk_idx, counts.dim(0));
+void count_experts(Context& ctx, const Tensor& topk_idx, Tensor& counts) {
+  const int64_t num_experts = counts.dim(0);
+  check_ids("count_experts", topk_idx, num_experts);
   counts.zero();
-  if (topk_idx.numel() == 0 || counts.numel() == 0) return;
+  const int64_t numel = topk_idx.numel();
+  if (numel == 0 || num_experts == 0) return;
+  // Neighbours count in histograms of their own: a load need not wait for the store just before.
+  // Bin 0 of each is that of -1.
+  constexpr int64_t kParts = 4;
+  const int64_t stride = num_experts + 1;
+  const ScratchArray<int64_t> scratch(ctx, kParts * stride);
+  int64_t* parts = scratch.data();
+  std::fill_n(parts, kParts * stride, int64_t{0});
+  const int32_t* ids = topk_idx.data<int32_t>();
+  const int64_t whole = numel - numel % kParts;
+  for (int64_t i = 0; i < whole; i += kParts) {
+    for (int64_t part = 0; part < kParts; ++part) ++parts[part * stride + 1 + ids[i + part]];
+  }
+  for (int64_t i = whole; i < numel; ++i) ++parts[1 + ids[i]];
   int64_t* count = counts.data<int64_t>();
-  for (const int32_t id : topk_idx.span<int32_t>()) {
-    if (id != kNoExpert) ++count[id];
+  for (int64_t e = 0; e < num_experts; ++e) {
+    for (int64_t part = 0; part < kParts; ++part) count[e] += parts[part * stride + 1 + e];
   }
 }
 
