@@ -29,8 +29,6 @@ constexpr LaterKey values(std::string_view path, std::string_view now, std::stri
 
 constexpr std::array kLaterKeys{
     values("parallel.transport", R"(["auto","self","mpi"])", R"(["nccl"])"),
-    values("ep.drop_order", R"(["tail"])", R"(["fair","random","score"])"),
-    without_field("ep.renormalize_kept", "[false]"),
     without_field("capacity.worst_case", "[{}]"),
     without_field("capacity.quantile", "[{}]"),
     without_field("capacity.ewma", "[{}]"),
@@ -40,7 +38,6 @@ constexpr std::array kLaterKeys{
     without_field("capacity.budget", "[{}]"),
     without_field("capacity.cost", "[{}]"),
     without_field("capacity.shadow", "[[]]"),
-    values("recompute.region", R"(["none","layer"])", R"(["moe"])"),
     without_field("log.trace", "[false]"),
 };
 

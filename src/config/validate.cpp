@@ -229,6 +229,61 @@ void warn_warmup(const Config& config, std::vector<std::string>& warnings) {
   }
 }
 
+/// Why no assignment of this run is ever dropped; empty when one may be.
+std::string why_nothing_drops(const Config& config) {
+  const capacity::CapacityConfig& capacity = config.capacity;
+  if (capacity.policy == "worst_case" ||
+      capacity::pinned_to_worst_case(capacity, config.parallel.ep)) {
+    return "buffers hold any routing";
+  }
+  const bool drops = capacity.on_overflow == capacity::OnOverflow::kDrop ||
+                     capacity.on_overflow == capacity::OnOverflow::kSkip ||
+                     capacity.eval == capacity::EvalCapacity::kSame;
+  return drops ? "" : "capacity.on_overflow drops nothing";
+}
+
+void warn_drops(const Config& config, std::vector<std::string>& warnings) {
+  const EpOptions& ep = config.ep;
+  const std::string why = why_nothing_drops(config);
+  const std::string order =
+      str("ep.drop_order is \"", choice_name(plan::kDropOrderChoices, ep.drop_order), "\"");
+  if (ep.drop_order != plan::DropOrder::kTail && !why.empty()) {
+    warnings.push_back(str(order, ", without effect: ", why));
+  }
+  if (ep.renormalize_kept && (!why.empty() || config.moe.top_k == 1)) {
+    warnings.push_back(str("ep.renormalize_kept is true, without effect: ",
+                           why.empty() ? "at moe.top_k = 1 a token keeps all or nothing" : why));
+  }
+  if (ep.drop_seed != 0 && ep.drop_order != plan::DropOrder::kRandom) {
+    warnings.push_back(
+        str("ep.drop_seed is ", ep.drop_seed, ", without effect: ", order, ", not \"random\""));
+  }
+}
+
+void warn_recompute(const Config& config, std::vector<std::string>& warnings) {
+  const model::RecomputeConfig& recompute = config.recompute;
+  const std::vector<std::string>& save = recompute.save;
+  if (recompute.region == model::RecomputeRegion::kNone) {
+    if (!save.empty()) {
+      warnings.emplace_back(
+          "recompute.save is without effect: recompute.region is \"none\", so nothing is computed "
+          "again");
+    }
+    return;
+  }
+  if (recompute.region != model::RecomputeRegion::kMoe) return;
+  if (decoder_config(config).moe_layers().empty()) {
+    warnings.emplace_back(
+        "recompute.region is \"moe\", without effect: no layer has experts; \"layer\" is for all "
+        "layers");
+  } else if (std::find(save.begin(), save.end(), ops::kSaveAttention) != save.end()) {
+    warnings.emplace_back(
+        "recompute.save names attention, without effect with recompute.region \"moe\": attention "
+        "is "
+        "outside of it and kept anyway");
+  }
+}
+
 std::vector<std::string> find_warnings(const Config& config) {
   std::vector<std::string> warnings;
   if (!decoder_config(config).moe_layers().empty()) {
@@ -247,7 +302,9 @@ std::vector<std::string> find_warnings(const Config& config) {
              config.capacity, layer_facts(config).balanced_slots, config.parallel.ep)) {
       warnings.push_back(str(problem.path, " ", problem.text));
     }
+    warn_drops(config, warnings);
   }
+  warn_recompute(config, warnings);
   warn_warmup(config, warnings);
   return warnings;
 }

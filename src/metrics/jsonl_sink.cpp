@@ -57,6 +57,15 @@ void put_memory(Json& json, const MemoryByPurpose& bytes) {
   json["data"] = bytes.data;
 }
 
+void put_saved(Json& json, const SavedBytes& bytes) {
+  json["routing"] = bytes.routing;
+  json["dispatch"] = bytes.dispatch;
+  json["router"] = bytes.router;
+  json["expert_up"] = bytes.expert_up;
+  json["expert_act"] = bytes.expert_act;
+  json["attention"] = bytes.attention;
+}
+
 void append_text(std::string& out, const Json& text) {
   constexpr int kCompact = -1;
   constexpr bool kEnsureAscii = false;
@@ -171,6 +180,7 @@ void JsonlSink::write(const StepRecord& record) {
   json["mfu"] = value_or_null(record.mfu);
   json["mem_peak_bytes"] = record.mem_peak_bytes;
   put_memory(json["mem_peak_by_purpose"], record.mem_peak_by_purpose);
+  put_saved(json["saved_bytes"], record.saved_bytes);
   json["skipped"] = record.skipped;
   append_line(pending_, json);
 }
@@ -225,6 +235,7 @@ void JsonlSink::write(const CountersRecord& record) {
   json["step"] = record.step;
   put_counters(json, record.total);
   put_counters(json["backward"], record.backward);
+  put_counters(json["avoided"], record.avoided);
   append_line(pending_, json);
 }
 

@@ -40,6 +40,7 @@ ep::EpConfig CapacityManager::ep_config() const {
           .grow_margin = config_.capacity.grow_margin,
           .drop_order = config_.ep.drop_order,
           .drop_seed = static_cast<uint64_t>(config_.ep.drop_seed),
+          .renormalize_kept = config_.ep.renormalize_kept,
           .poison = config_.ep.poison,
           .capacity_key = std::string(controller_->size_key()),
           .layer_ids = layer_ids_};

@@ -156,7 +156,8 @@ metrics::CountersRecord counters_record(const std::vector<RankReport>& reports,
   return {
       .step = step,
       .total = values(reports.front().counters, agreement.all_to_all_bytes),
-      .backward = values(reports.front().backward_counters, agreement.backward_all_to_all_bytes)};
+      .backward = values(reports.front().backward_counters, agreement.backward_all_to_all_bytes),
+      .avoided = values(reports.front().avoided_counters, agreement.avoided_all_to_all_bytes)};
 }
 
 }  // namespace spillway::train

@@ -7,6 +7,7 @@
 #include "memory_model.h"
 #include "spillway/capacity/controller.h"
 #include "spillway/model/decoder.h"
+#include "spillway/train/memory_saves.h"
 
 namespace spillway::train {
 namespace {
@@ -31,13 +32,6 @@ memory::StepFacts step_facts(const config::Config& config, const MemoryOptions& 
   return facts;
 }
 
-std::string size_text(int64_t bytes) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / 1048576.0 << " MiB ("
-      << bytes << ")";
-  return out.str();
-}
-
 void add_row(std::ostream& out, const std::string& name, const std::string& first,
              const std::string& worst) {
   constexpr int kNameWidth = 18, kSizeWidth = 28;
@@ -46,6 +40,13 @@ void add_row(std::ostream& out, const std::string& name, const std::string& firs
 }
 
 }  // namespace
+
+std::string size_text(int64_t bytes) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / 1048576.0 << " MiB ("
+      << bytes << ")";
+  return out.str();
+}
 
 int64_t capacity_sized_row_bytes(const config::Config& config) {
   const DType dtype = config::compute_dtype(config);
@@ -60,6 +61,9 @@ MemoryEstimate estimate_memory(const config::Config& config, const MemoryOptions
   MemoryEstimate estimate{.total = ledger.total_peak()};
   for (size_t i = 0; i < estimate.by_purpose.size(); ++i) {
     estimate.by_purpose[i] = ledger.peak(static_cast<Purpose>(i));
+  }
+  for (size_t i = 0; i < estimate.saved.size(); ++i) {
+    estimate.saved[i] = ledger.saved_peak(ops::kHeldNames[i]);
   }
   for (const int64_t slots : facts.capacity) estimate.capacity = std::max(estimate.capacity, slots);
   return estimate;
@@ -83,7 +87,8 @@ std::string describe_model(const config::Config& config, int64_t world, int64_t 
   add_row(out, "total", size_text(first.total), size_text(worst.total));
   out << "Each row is its own peak with " << threads << " threads a rank; the total is the peak of "
       << "the sum. Receive buffers: all that has\na row a slot. Not in it: MPI, the C library, the "
-      << "program, metrics, mapped data files, blocks kept for reuse,\nevaluation, checkpoints.";
+      << "program, metrics, mapped data files, blocks kept for reuse,\nevaluation, checkpoints."
+      << describe_saves(config, {.world = world, .threads = threads});
   return out.str();
 }
 

@@ -101,10 +101,12 @@ class Parameters {
 };
 
 /// Rows of the balance term's slopes: none, one a sequence, or one.
-int64_t balance_rows(const config::Config& config) {
+BalanceFacts balance_facts(const config::Config& config) {
   const moe::AuxLoss aux_loss = config.moe.router.aux_loss;
-  if (aux_loss == moe::AuxLoss::kNone) return 0;
-  return aux_loss == moe::AuxLoss::kSequence ? config.train.micro_batch : 1;
+  if (aux_loss == moe::AuxLoss::kNone) return {};
+  const bool by_sequence = aux_loss == moe::AuxLoss::kSequence;
+  return {.rows = by_sequence ? config.train.micro_batch : 1,
+          .of_world = aux_loss == moe::AuxLoss::kGlobal};
 }
 
 /// The decoder: each function has the order and the scopes of the one that it stands for in model/,
@@ -117,11 +119,16 @@ class Decoder {
         parameters_(parameters),
         dtype_(config::compute_dtype(config)),
         tokens_(config::tokens_per_micro_batch(config)),
-        balance_rows_(balance_rows(config)),
+        balance_(balance_facts(config)),
         attention_{config.train.micro_batch, config.data.seq,    config.model.heads,
                    config.model.kv_heads,    config_.head_dim(), facts.threads},
-        ep_{config.model.hidden, config.moe.top_k, facts.rows_sent,
-            tokens_ * config.moe.top_k - facts.rows_sent, dtype_} {}
+        ep_{config.model.hidden,
+            config.moe.top_k,
+            facts.rows_sent,
+            tokens_ * config.moe.top_k - facts.rows_sent,
+            config.moe.experts,
+            config.moe.experts / config.parallel.ep,
+            dtype_} {}
 
   /// model::Decoder::forward, up to the loss.
   Variable forward(Tape& tape) {
@@ -156,12 +163,20 @@ class Decoder {
         self_attention(tape, rms_norm(tape, x, parameters_.at(prefix + "input_layernorm.weight")),
                        prefix + "self_attn.");
     const Variable h = add(tape, x, attended);
+    if (config_.is_moe(index)) return add(tape, h, routed(tape, index, h, prefix));
     const Variable normed =
         rms_norm(tape, h, parameters_.at(prefix + "post_attention_layernorm.weight"));
-    if (!config_.is_moe(index)) return add(tape, h, dense(tape, normed, prefix + "mlp."));
-    const Variable routed =
-        experts(tape, normed, index - config_.model.first_dense_layers, prefix + "mlp.");
-    return add(tape, h, routed);
+    return add(tape, h, dense(tape, normed, prefix + "mlp."));
+  }
+
+  Variable routed(Tape& tape, int64_t index, const Variable& h, const std::string& prefix) {
+    auto body = [this, index, &tape, prefix](const Variable& input) {
+      const Variable normed =
+          rms_norm(tape, input, parameters_.at(prefix + "post_attention_layernorm.weight"));
+      return experts(tape, normed, index - config_.model.first_dense_layers, prefix + "mlp.");
+    };
+    if (config_.recompute.region != model::RecomputeRegion::kMoe) return body(h);
+    return tape.region(config_.recompute.save, h, body);
   }
 
   Variable project(Tape& tape, const Variable& x, const std::string& prefix, const char* name) {
@@ -191,7 +206,7 @@ class Decoder {
   Variable experts(Tape& tape, const Variable& x, int64_t moe_layer, const std::string& prefix) {
     const Variable scores = linear(tape, x, parameters_.at(prefix + "gate.weight"),
                                    accumulator_dtype(dtype_), ops::kSaveRouter);
-    const Routed routed = route(tape, scores, config_.moe.top_k, balance_rows_);
+    const Routed routed = route(tape, scores, config_.moe.top_k, balance_);
     const Dispatched sent =
         dispatch(tape, buffers_, ep_, facts_.capacity[static_cast<size_t>(moe_layer)], x, routed);
     const Variable expert_out = expert_network(tape, sent, prefix + "experts.");
@@ -216,7 +231,7 @@ class Decoder {
   const Parameters& parameters_;
   DType dtype_;
   int64_t tokens_;
-  int64_t balance_rows_;
+  BalanceFacts balance_;
   AttentionFacts attention_;
   EpFacts ep_;
   ReceiveBuffers buffers_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "spillway/autograd/tape.h"
+#include "spillway/ep/handle.h"
 #include "spillway/kernels/attention.h"
 #include "spillway/kernels/rms_norm.h"
 #include "spillway/ops/save_names.h"
@@ -141,32 +142,40 @@ Variable cross_entropy(Tape& tape, const Variable& logits) {
                      });
 }
 
-Routed route(Tape& tape, const Variable& logits, int64_t top_k, int64_t balance_rows) {
+Routed route(Tape& tape, const Variable& logits, int64_t top_k, const BalanceFacts& balance) {
   const Form gates{logits.form.rows, top_k, logits.form.dtype};
-  const BlockPtr gate = tape.empty(gates), probs = tape.empty(logits.form);
-  const BlockPtr topk_idx =
-      tape.saved(autograd::Tape::kAlwaysSaved,
-                 [&] {
-                   return std::vector{tape.empty({gates.rows, top_k, DType::kI32})};
-                 })
-          .front();
-  const BlockPtr slope = tape.empty({balance_rows, logits.form.columns, DType::kF64});
+  const BlockPtr probs = tape.empty(logits.form);
+  bool chosen_now = false;
+  const std::vector<BlockPtr> chosen = tape.saved(autograd::Tape::kAlwaysSaved, [&] {
+    chosen_now = true;
+    return std::vector{tape.empty(gates), tape.empty({gates.rows, top_k, DType::kI32})};
+  });
+  if (!chosen_now) tape.ledger().pass(gates.bytes());
+  const Form sums{logits.form.columns + 1, 1, DType::kF64};
+  if (balance.of_world) {
+    tape.saved(autograd::Tape::kAlwaysSaved, [&] { return std::vector{tape.empty(sums)}; });
+  }
+  const BlockPtr slope = tape.empty({balance.rows, logits.form.columns, DType::kF64});
   const std::vector<Variable> outputs =
-      tape.record({{gates, gate}, {{1, 1, logits.form.dtype}, nullptr}}, {logits},
-                  [form = logits.form, kept = logits.block, topk_idx, gate, probs, slope,
-                   balance_rows](Backward& b) {
+      tape.record({{gates, chosen[0]}, {{1, 1, logits.form.dtype}, nullptr}}, {logits},
+                  [form = logits.form, kept = logits.block, chosen, probs, slope,
+                   has_term = balance.rows > 0](Backward& b) {
                     const BlockPtr d_gate = b.take_grad();
                     BlockPtr d_probs;
-                    if (balance_rows > 0) d_probs = b.tape().empty(form);
+                    if (has_term) d_probs = b.tape().empty(form);
                     b.give(0, b.tape().empty(form));
                   });
-  return {topk_idx, outputs[0], outputs[1]};
+  return {chosen[1], outputs[0], outputs[1]};
 }
 
 Dispatched dispatch(Tape& tape, ReceiveBuffers& buffers, const EpFacts& facts, int64_t capacity,
                     const Variable& x, const Routed& routed) {
   const int64_t assignments = routed.gate.form.elements();
-  std::vector<BlockPtr> made = tape.saved(ops::kSaveDispatch, [&] {
+  // The header is kept whatever the region saves. Counts: of rows sent and received by expert, and
+  // by local expert those of the handle and of ep::PrepareResult.
+  constexpr auto kHeader = static_cast<int64_t>(sizeof(ep::HandleHeader));
+  const int64_t counts = 2 * facts.num_experts + 5 * facts.experts_per_rank;
+  const auto made_of = [&] {
     // The handle: assignment of each row sent; assignment and slot of each row that stays; row_of.
     std::vector<BlockPtr> blocks;
     for (const int64_t rows : {facts.rows_sent, facts.rows_local, facts.rows_local, assignments}) {
@@ -176,7 +185,12 @@ Dispatched dispatch(Tape& tape, ReceiveBuffers& buffers, const EpFacts& facts, i
     blocks.push_back(tape.empty(gate_of(facts, capacity), Purpose::kReceive));
     to_experts(tape, facts, /*gates=*/true);
     return blocks;
-  });
+  };
+  const auto no_blocks = [] { return std::vector<BlockPtr>{}; };
+  if (tape.recomputing()) tape.saved(autograd::Tape::kAlwaysSaved, no_blocks, kHeader);
+  const std::vector<BlockPtr> made = tape.saved(
+      ops::kSaveDispatch, made_of, kHeader + counts * static_cast<int64_t>(sizeof(int64_t)));
+  if (!tape.recomputing()) tape.saved(autograd::Tape::kAlwaysSaved, no_blocks, kHeader);
   const std::vector<BlockPtr> handle(made.begin(), made.end() - 2);
   const std::vector<Variable> outputs = tape.record(
       {{row_of(facts, capacity), *(made.end() - 2)}, {gate_of(facts, capacity), made.back()}},

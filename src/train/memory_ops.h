@@ -14,6 +14,8 @@ struct EpFacts {
   int64_t top_k = 0;
   int64_t rows_sent = 0;   ///< R: rows of a micro-batch that go to other ranks
   int64_t rows_local = 0;  ///< M: those that stay
+  int64_t num_experts = 0;
+  int64_t experts_per_rank = 0;
   DType dtype = DType::kF32;
 };
 
@@ -52,8 +54,11 @@ struct Routed {
   BlockPtr topk_idx;
   Variable gate, losses;
 };
-/// `balance_rows`: rows [E] that the balance term keeps; 0: no term.
-Routed route(Tape& tape, const Variable& logits, int64_t top_k, int64_t balance_rows);
+struct BalanceFacts {
+  int64_t rows = 0;       ///< [E] that the balance term keeps; 0: no term
+  bool of_world = false;  ///< with sums over ranks
+};
+Routed route(Tape& tape, const Variable& logits, int64_t top_k, const BalanceFacts& balance);
 
 struct Dispatched {
   std::vector<BlockPtr> handle;  ///< its maps

@@ -29,6 +29,17 @@ void Ledger::pass(int64_t workspace_bytes) {
   remove(Purpose::kWorkspace, workspace_bytes);
 }
 
+void Ledger::keep(std::string_view name, int64_t bytes) { grow(saved_[std::string(name)], bytes); }
+
+void Ledger::take_kept(std::string_view name, int64_t bytes) {
+  saved_.at(std::string(name)).current_bytes -= bytes;
+}
+
+int64_t Ledger::saved_peak(std::string_view name) const {
+  const auto use = saved_.find(name);
+  return use == saved_.end() ? 0 : use->second.peak_bytes;
+}
+
 void Backward::give(size_t i, BlockPtr gradient) {
   const GradientPtr& input = inputs_[i];
   if (input == nullptr || gradient == nullptr || input->leaf >= 0) return;

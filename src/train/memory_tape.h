@@ -28,8 +28,14 @@ class Ledger {
   /// Of the sum: purposes have their peaks at different moments.
   int64_t total_peak() const { return total_.peak_bytes; }
 
+  /// What named saves hold, as autograd::Tape counts it.
+  void keep(std::string_view name, int64_t bytes);
+  void take_kept(std::string_view name, int64_t bytes);
+  int64_t saved_peak(std::string_view name) const;
+
  private:
   std::array<MemoryUse, kNumPurposes> uses_{};
+  std::map<std::string, MemoryUse, std::less<>> saved_;
   MemoryUse total_;
 };
 
@@ -43,6 +49,7 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   Purpose purpose() const { return purpose_; }
+  int64_t bytes() const { return bytes_; }
 
  private:
   Ledger& ledger_;
@@ -114,9 +121,10 @@ class Tape {
   using RegionBody = std::function<Variable(const Variable&)>;
   Variable region(const std::vector<std::string>& save, const Variable& x, RegionBody body);
   bool recomputing() const { return mode_ == Mode::kRecompute; }
-  /// Blocks that `compute` makes, kept when the region saves `name` or always (name "").
+  /// Blocks that `compute` makes, kept when the region saves `name`. `host_bytes`: of the same
+  /// value, but no tensor.
   template <typename F>
-  std::vector<BlockPtr> saved(std::string_view name, F&& compute);
+  std::vector<BlockPtr> saved(std::string_view name, F&& compute, int64_t host_bytes = 0);
 
  private:
   enum class Mode { kNormal, kRegionForward, kRecompute };
@@ -138,12 +146,22 @@ class Tape {
 };
 
 template <typename F>
-std::vector<BlockPtr> Tape::saved(std::string_view name, F&& compute) {
+std::vector<BlockPtr> Tape::saved(std::string_view name, F&& compute, int64_t host_bytes) {
   if (region_ == nullptr || !region_->save.contains(name)) return compute();
   std::deque<std::vector<BlockPtr>>& kept = region_->kept[std::string(name)];
-  if (mode_ == Mode::kRegionForward) return kept.emplace_back(compute());
+  const auto bytes_of = [host_bytes](const std::vector<BlockPtr>& blocks) {
+    int64_t bytes = host_bytes;
+    for (const BlockPtr& block : blocks) bytes += block->bytes();
+    return bytes;
+  };
+  if (mode_ == Mode::kRegionForward) {
+    kept.push_back(compute());
+    ledger_.keep(name, bytes_of(kept.back()));
+    return kept.back();
+  }
   std::vector<BlockPtr> result = std::move(kept.front());
   kept.pop_front();
+  ledger_.take_kept(name, bytes_of(result));
   return result;
 }
 

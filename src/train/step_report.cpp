@@ -39,9 +39,11 @@ void report_fields(Fields&& field, Report& r) {
   field(r.z_loss);
   field(r.mem_peak_bytes);
   field(r.peak_by_purpose);
+  field(r.saved_peaks);
   field(r.dropped_assignments);
   field(r.counters);
   field(r.backward_counters);
+  field(r.avoided_counters);
 }
 
 template <typename Fields, typename Agreement>
@@ -56,8 +58,10 @@ void agreement_fields(Fields&& field, Agreement& a) {
   field(a.z_loss);
   field(a.mem_peak_bytes);
   field(a.peak_by_purpose);
+  field(a.saved_peaks);
   field(a.all_to_all_bytes);
   field(a.backward_all_to_all_bytes);
+  field(a.avoided_all_to_all_bytes);
   field(a.counters_differ_on);
   field(a.dropped_assignments);
   field(a.demand);
@@ -99,6 +103,12 @@ bool same_counters(CounterSet a, CounterSet b) {
   return a == b;
 }
 
+bool same_counters(const RankReport& a, const RankReport& b) {
+  return same_counters(a.counters, b.counters) &&
+         same_counters(a.backward_counters, b.backward_counters) &&
+         same_counters(a.avoided_counters, b.avoided_counters);
+}
+
 /// The ranks of an EP group know the same counts: only its first one adds them.
 void add_expert_counts(const ep::Ledger& ledger, size_t rank, std::vector<int64_t>& counts) {
   const size_t ep = ledger.total_recv_tokens.size();
@@ -128,12 +138,14 @@ StepAgreement reduce(const std::vector<RankReport>& reports, int64_t num_moe_lay
       all.peak_by_purpose[purpose] =
           std::max(all.peak_by_purpose[purpose], r.peak_by_purpose[purpose]);
     }
+    for (size_t name = 0; name < all.saved_peaks.size(); ++name) {
+      all.saved_peaks[name] = std::max(all.saved_peaks[name], r.saved_peaks[name]);
+    }
     all.dropped_assignments += r.dropped_assignments;
     all.all_to_all_bytes += r.counters.all_to_all_bytes;
     all.backward_all_to_all_bytes += r.backward_counters.all_to_all_bytes;
-    if (all.counters_differ_on < 0 &&
-        !(same_counters(r.counters, reports[0].counters) &&
-          same_counters(r.backward_counters, reports[0].backward_counters))) {
+    all.avoided_all_to_all_bytes += r.avoided_counters.all_to_all_bytes;
+    if (all.counters_differ_on < 0 && !same_counters(r, reports[0])) {
       all.counters_differ_on = static_cast<int64_t>(rank);
     }
     for (const moe::LayerRecord& layer : r.layers) {
@@ -156,6 +168,15 @@ PeakBytes peak_bytes(const Allocator& allocator) {
   PeakBytes peaks{};
   for (size_t purpose = 0; purpose < peaks.size(); ++purpose) {
     peaks[purpose] = allocator.use(static_cast<Purpose>(purpose)).peak_bytes;
+  }
+  return peaks;
+}
+
+SavedPeaks saved_peaks(const autograd::SavedBytes& saved) {
+  SavedPeaks peaks{};
+  for (size_t i = 0; i < peaks.size(); ++i) {
+    const auto use = saved.find(ops::kHeldNames[i]);
+    if (use != saved.end()) peaks[i] = use->second.peak_bytes;
   }
   return peaks;
 }

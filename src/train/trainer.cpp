@@ -40,6 +40,16 @@ metrics::MemoryByPurpose memory_record(const PeakBytes& bytes) {
           .data = of(Purpose::kData)};
 }
 
+metrics::SavedBytes saved_record(const SavedPeaks& bytes) {
+  static_assert(std::tuple_size_v<SavedPeaks> == 6, "in the order of ops::kHeldNames");
+  return {.routing = bytes[0],
+          .dispatch = bytes[1],
+          .router = bytes[2],
+          .expert_up = bytes[3],
+          .expert_act = bytes[4],
+          .attention = bytes[5]};
+}
+
 data::BatchSource open_source(const config::Config& c, const std::vector<std::string>& paths,
                               const comm::Communicator& world) {
   return {data::TokenStream::open(paths, c.data.format, c.model.vocab_size),
@@ -110,6 +120,7 @@ RankReport Trainer::forward_backward(int64_t step) {
   store_.zero_gradients(ctx_);
   ctx_.counters().reset();
   ctx_.allocator()->reset_peaks();
+  tape_.reset_saved_peaks();
   for (int64_t m = 0; m < config_.train.grad_accum; ++m) {
     const data::Batch batch = train_data_.batch(ctx_, step, m);
     if (m + 1 == config_.train.grad_accum) sync_.begin_last_micro_batch();
@@ -134,8 +145,10 @@ RankReport Trainer::forward_backward(int64_t step) {
   report.finite = std::isfinite(report.loss_sum) ? 1 : 0;
   report.counters = ctx_.counters().total();
   report.backward_counters = ctx_.counters().backward();
+  report.avoided_counters = ctx_.counters().avoided();
   report.mem_peak_bytes = ctx_.allocator()->total().peak_bytes;
   report.peak_by_purpose = peak_bytes(*ctx_.allocator());
+  report.saved_peaks = saved_peaks(tape_.saved_bytes());
   for (const moe::LayerRecord& layer : report.layers) {
     report.dropped_assignments +=
         layer.ledger.dropped_assignments[static_cast<size_t>(topology_.ep_rank())];
@@ -210,6 +223,7 @@ Trainer::StepResult Trainer::describe(int64_t step, const StepMessage& message, 
                    .tokens = tokens,
                    .mem_peak_bytes = agreement.mem_peak_bytes,
                    .mem_peak_by_purpose = memory_record(agreement.peak_by_purpose),
+                   .saved_bytes = saved_record(agreement.saved_peaks),
                    .skipped = !updated};
   if (message.reports.empty()) return result;
   const EpMetricsContext context{.ep = topology_.ep(),

@@ -19,6 +19,7 @@ BUILD = ROOT / "build"  # replaced by the first argument
 MAX_LINE = 300  # of an error of the config or the command line
 WORLD, EP, DP, ACCUM = 4, 2, 2, 2  # of the good run
 
+SAVE_NAMES = ["routing", "dispatch", "router", "expert_up", "expert_act", "attention"]
 PURPOSES = {"weights", "gradients", "optimizer", "activations", "receive", "workspace", "data"}
 TIME_FIELDS = {"step_ms", "tokens_per_s", "tflops"}
 
@@ -107,6 +108,7 @@ class GoodRunTest(unittest.TestCase):
             # Each is a peak of its own, so that together they are no less than that of the sum.
             self.assertTrue(max(by_purpose.values()) < line["mem_peak_bytes"]
                             <= sum(by_purpose.values()), line)
+            self.assertEqual(line["saved_bytes"], dict.fromkeys(SAVE_NAMES, 0), "there is no region")
             self.assertIsNone(line["mfu"])
             self.assertIs(line["skipped"], False)
         steps = of_type(self.lines[0], "step")
@@ -148,6 +150,7 @@ class GoodRunTest(unittest.TestCase):
             self.assertGreater(line["all_to_all_bytes"], 0)
             self.assertEqual(line["backward"]["backward_transports"], 2 * calls)
             self.assertEqual(line["backward"]["prepares"], 0)
+            self.assertEqual(line["avoided"], dict.fromkeys(line["backward"], 0))
             self.assertEqual(2 * line["backward"]["all_to_all_bytes"], line["all_to_all_bytes"])
 
     def test_eval_lines(self):

@@ -83,10 +83,16 @@ struct ParallelConfig {
 
 /// The section `ep`.
 struct EpOptions {
-  /// Which assignments a rank keeps when it overflows.
+  /// Which assignments a rank keeps when it overflows: the longest prefix that fits of an order.
+  /// "tail": by expert, then source rank, then token; "fair": every source loses its share;
+  /// "random": by a hash, another in every layer, micro-batch and step; "score": highest gate
+  /// (rounded to bf16) first.
   plan::DropOrder drop_order = plan::DropOrder::kTail;
   /// Seed of the order "random"; not negative.
   int64_t drop_seed = 0;
+  /// Gates that a token keeps times (sum of its gates) / (sum of those kept); the first sum is a
+  /// constant in backward.
+  bool renormalize_kept = false;
   /// Prepare and dispatch in one call, with the same bits.
   bool fused_prepare = false;
   /// Debug: the unspecified tail of receive buffers holds NaN, and handles' maps are checked.
@@ -158,6 +164,7 @@ template <class V>
 void visit_fields(V& v, EpOptions& c) {
   v.choice("drop_order", c.drop_order, plan::kDropOrderChoices);
   v.field("drop_seed", c.drop_seed);
+  v.field("renormalize_kept", c.renormalize_kept);
   v.field("fused_prepare", c.fused_prepare);
   v.field("poison", c.poison);
 }

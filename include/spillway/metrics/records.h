@@ -44,6 +44,19 @@ struct MemoryByPurpose {
   friend bool operator==(const MemoryByPurpose&, const MemoryByPurpose&) = default;
 };
 
+/// Bytes of one rank that recompute regions hold by name; a name that is not in `recompute.save`
+/// holds nothing, and without regions none does: what backward reads is then kept by the ops.
+struct SavedBytes {
+  int64_t routing = 0;  ///< choice, gates, header of the handle: whatever `recompute.save` says
+  int64_t dispatch = 0;
+  int64_t router = 0;
+  int64_t expert_up = 0;
+  int64_t expert_act = 0;
+  int64_t attention = 0;
+
+  friend bool operator==(const SavedBytes&, const SavedBytes&) = default;
+};
+
 /// `type: "step"`: one optimizer step.
 struct StepRecord {
   int64_t step = 0;            ///< 1-based
@@ -60,7 +73,8 @@ struct StepRecord {
   int64_t mem_peak_bytes = 0;  ///< highest of all ranks
   /// Peak of each purpose, the highest of all ranks; they need not have been at one time.
   MemoryByPurpose mem_peak_by_purpose;
-  bool skipped = false;  ///< no rank updated its weights
+  SavedBytes saved_bytes;  ///< peak of each name, the highest of all ranks
+  bool skipped = false;    ///< no rank updated its weights
 };
 
 /// `type: "ep"`: one MoE layer in one micro-batch of one step.
@@ -114,11 +128,13 @@ struct CounterValues {
   int64_t all_to_all_bytes = 0;  ///< payload sent to other ranks, summed over the world
 };
 
-/// `type: "counters"`: totals beside `step`, the part spent in backward under `backward`.
+/// `type: "counters"`: totals beside `step`, the part spent in backward under `backward`, and what
+/// saved dispatches spared it, which is in neither, under `avoided`.
 struct CountersRecord {
   int64_t step = 0;
   CounterValues total;
   CounterValues backward;
+  CounterValues avoided;
 };
 
 enum class ReconfigureKind { kPolicy, kGrow, kResume };

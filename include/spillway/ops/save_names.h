@@ -21,4 +21,12 @@ inline constexpr std::string_view kSaveAttention = "attention";
 inline constexpr std::array kSaveNames{kSaveDispatch, kSaveRouter, kSaveExpertUp, kSaveExpertAct,
                                        kSaveAttention};
 
+/// Of kSaveNames, in that order, after the one that is always kept: what metrics and tables list.
+inline constexpr std::array kHeldNames{std::string_view("routing"),
+                                       kSaveDispatch,
+                                       kSaveRouter,
+                                       kSaveExpertUp,
+                                       kSaveExpertAct,
+                                       kSaveAttention};
+
 }  // namespace spillway::ops

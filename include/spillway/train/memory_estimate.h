@@ -6,6 +6,7 @@
 
 #include "spillway/config/config.h"
 #include "spillway/runtime/allocator.h"
+#include "spillway/train/step_report.h"
 
 namespace spillway::train {
 
@@ -20,7 +21,9 @@ int64_t capacity_sized_row_bytes(const config::Config& config);
 struct MemoryEstimate {
   std::array<int64_t, kNumPurposes> by_purpose{};  ///< not all at one time
   int64_t total = 0;                               ///< peak of the sum
-  int64_t capacity = 0;                            ///< slots of the largest layer; 0: dense model
+  /// Of each of ops::kHeldNames what recompute regions hold at most (autograd::Tape::saved_bytes).
+  SavedPeaks saved{};
+  int64_t capacity = 0;  ///< slots of the largest layer; 0: dense model
 
   int64_t of(Purpose purpose) const { return by_purpose[static_cast<size_t>(purpose)]; }
 };
@@ -34,7 +37,11 @@ struct MemoryOptions {
 };
 MemoryEstimate estimate_memory(const config::Config& config, const MemoryOptions& options);
 
-/// What `train --validate` prints: parameter counts and the memory table, a line each.
+/// "1.5 MiB (1572864)".
+std::string size_text(int64_t bytes);
+
+/// What `train --validate` prints: parameter counts, the memory table, and that of named saves
+/// (train/memory_saves.h).
 std::string describe_model(const config::Config& config, int64_t world, int64_t threads = 1);
 
 }  // namespace spillway::train

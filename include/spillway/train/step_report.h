@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "spillway/autograd/tape.h"
 #include "spillway/comm/communicator.h"
 #include "spillway/moe/layer.h"
+#include "spillway/ops/save_names.h"
 #include "spillway/runtime/allocator.h"
 #include "spillway/runtime/counters.h"
 
@@ -16,6 +18,10 @@ namespace spillway::train {
 /// Peaks by purpose, in the order of `Purpose`.
 using PeakBytes = std::array<int64_t, kNumPurposes>;
 PeakBytes peak_bytes(const Allocator& allocator);
+
+/// Peaks of what named saves hold, in the order of ops::kHeldNames.
+using SavedPeaks = std::array<int64_t, ops::kHeldNames.size()>;
+SavedPeaks saved_peaks(const autograd::SavedBytes& saved);
 
 /// What one rank knows after backward and gradient sync.
 struct RankReport {
@@ -29,9 +35,11 @@ struct RankReport {
   double z_loss = 0.0;
   int64_t mem_peak_bytes = 0;
   PeakBytes peak_by_purpose{};
+  SavedPeaks saved_peaks{};
   int64_t dropped_assignments = 0;  ///< by this rank as receiver
   CounterSet counters;
   CounterSet backward_counters;
+  CounterSet avoided_counters;
   std::vector<moe::LayerRecord> layers;  ///< in the order in which they ran
 };
 
@@ -47,8 +55,10 @@ struct StepAgreement {
   double z_loss = 0.0;
   int64_t mem_peak_bytes = 0;
   PeakBytes peak_by_purpose{};            ///< of each the highest of all ranks
+  SavedPeaks saved_peaks{};               ///< of each the highest of all ranks
   int64_t all_to_all_bytes = 0;           ///< summed over the world
   int64_t backward_all_to_all_bytes = 0;  ///< of it in backward
+  int64_t avoided_all_to_all_bytes = 0;   ///< not in it: what saved dispatches spared
   int64_t counters_differ_on = -1;  ///< first rank whose counters differ from rank 0's; -1 none
   int64_t dropped_assignments = 0;
   std::vector<int64_t> demand;        ///< maximum over ranks and micro-batches, slots

@@ -11,16 +11,27 @@ constexpr int64_t kHidden = 32;
 constexpr int64_t kRowBytes = kHidden * 4;
 constexpr int64_t kGateBytes = 4;
 
+using model::RecomputeRegion;
+
 struct Mode {
   const char* name;
-  bool recompute, save_dispatch, fused;
-  bool again() const { return recompute && !save_dispatch; }
+  RecomputeRegion region;
+  bool save_dispatch, fused;
+  bool again() const { return region != RecomputeRegion::kNone && !save_dispatch; }
+  bool spared() const { return region != RecomputeRegion::kNone && save_dispatch; }
 };
 
 constexpr Mode kModes[] = {
-    {"kept", false, false, false},          {"kept_fused", false, false, true},
-    {"recompute", true, false, false},      {"recompute_fused", true, false, true},
-    {"recompute_saved", true, true, false}, {"recompute_saved_fused", true, true, true},
+    {"kept", RecomputeRegion::kNone, false, false},
+    {"kept_fused", RecomputeRegion::kNone, false, true},
+    {"recompute", RecomputeRegion::kLayer, false, false},
+    {"recompute_fused", RecomputeRegion::kLayer, false, true},
+    {"recompute_saved", RecomputeRegion::kLayer, true, false},
+    {"recompute_saved_fused", RecomputeRegion::kLayer, true, true},
+    {"moe", RecomputeRegion::kMoe, false, false},
+    {"moe_fused", RecomputeRegion::kMoe, false, true},
+    {"moe_saved", RecomputeRegion::kMoe, true, false},
+    {"moe_saved_fused", RecomputeRegion::kMoe, true, true},
 };
 
 class CountersTest : public TrainTest, public testing::WithParamInterface<std::tuple<Split, Mode>> {
@@ -32,7 +43,7 @@ class CountersTest : public TrainTest, public testing::WithParamInterface<std::t
     c.model.first_dense_layers = 1;
     c.moe.alignment = 8;
     c.ep.fused_prepare = mode.fused;
-    if (mode.recompute) c.recompute.region = model::RecomputeRegion::kLayer;
+    c.recompute.region = mode.region;
     if (mode.save_dispatch) c.recompute.save = {"dispatch"};
     return c;
   }
@@ -92,6 +103,17 @@ TEST_P(CountersTest, FollowTheContract) {
   EXPECT_EQ(total.all_to_all_bytes, 2 * dispatch + 2 * combine + repeated);
   EXPECT_EQ(backward.all_to_all_bytes, dispatch + combine + repeated);
   EXPECT_EQ(step.agreement.all_to_all_bytes, total.all_to_all_bytes);
+
+  // What a run that does not save the dispatch repeats in backward.
+  const metrics::CounterValues& avoided = step.counters.avoided;
+  const int64_t spared = mode.spared() ? calls : 0;
+  EXPECT_EQ(avoided.prepares, mode.fused ? 0 : spared);
+  EXPECT_EQ(avoided.fused_prepares, mode.fused ? spared : 0);
+  EXPECT_EQ(avoided.forward_dispatches, spared);
+  EXPECT_EQ(avoided.combines, 0);
+  EXPECT_EQ(avoided.backward_transports, 0);
+  EXPECT_EQ(avoided.host_syncs, syncs * spared);
+  EXPECT_EQ(avoided.all_to_all_bytes, mode.spared() ? dispatch : 0);
 }
 
 TEST_P(CountersTest, AStepStartsFromZero) {
@@ -153,6 +175,63 @@ TEST_F(TrainTest, DroppedRowsAreNotSent) {
   const int64_t rows = 2 * 64 * (ep - 1);
   EXPECT_EQ(step.agreement.all_to_all_bytes, rows * (4 * kRowBytes + 2 * kGateBytes));
 }
+
+/// Under "score" a layer that overflows has one more exchange, on every rank of its EP group.
+class ScoreSyncs : public TrainTest, public testing::WithParamInterface<Mode> {
+ protected:
+  metrics::CountersRecord counters(const Split& split, RecomputeRegion region, bool save,
+                                   int64_t& overflows) {
+    auto ranks = first_ranks(split.world());
+    if (!ranks) return {};
+    config::Config c = with_split(base_config(), split, 2, kMicroBatches);
+    c.ep.drop_order = plan::DropOrder::kScore;
+    c.ep.fused_prepare = GetParam().fused;
+    c.capacity.policy = "factor";
+    c.capacity.factor.factor = 1.0;
+    c.capacity.on_overflow = capacity::OnOverflow::kDrop;
+    c.recompute.region = region;
+    if (save) c.recompute.save = {"dispatch"};
+    TrainRun run(*ranks, c);
+    const Trainer::StepResult step = run.trainer.step(1);
+    overflows = 0;
+    for (const metrics::EpRecord& line : step.ep) {
+      // Counters are those of rank 0: of its EP group.
+      const auto first = line.dropped_assignments->begin();
+      overflows += std::any_of(first, first + split.ep, [](int64_t n) { return n > 0; }) ? 1 : 0;
+    }
+    return step.counters;
+  }
+};
+
+TEST_P(ScoreSyncs, AreTwoWhereALayerOverflows) {
+  const Mode& mode = GetParam();
+  for (const Split& split : all_splits()) {
+    int64_t overflows = 0, of_other = 0;
+    const metrics::CountersRecord got = counters(split, mode.region, mode.save_dispatch, overflows);
+    const metrics::CountersRecord repeating = counters(split, mode.region, false, of_other);
+    if (world().rank() != 0 || split.world() > world().size()) continue;
+    SCOPED_TRACE(split_name(split));
+    const int64_t calls = 2 * kMicroBatches;
+    const int64_t once = split.ep > 1 ? calls + overflows : 0;
+    if (split.ep > 1) {
+      EXPECT_GT(overflows, 0) << "nothing overflowed";
+    }
+    EXPECT_EQ(overflows, of_other);
+    EXPECT_EQ(got.total.host_syncs, mode.again() ? 2 * once : once);
+    EXPECT_EQ(got.backward.host_syncs, mode.again() ? once : 0);
+    EXPECT_EQ(got.avoided.host_syncs, mode.spared() ? once : 0);
+    if (!mode.spared()) continue;
+    EXPECT_EQ(got.avoided.prepares, repeating.backward.prepares);
+    EXPECT_EQ(got.avoided.fused_prepares, repeating.backward.fused_prepares);
+    EXPECT_EQ(got.avoided.forward_dispatches, repeating.backward.forward_dispatches);
+    EXPECT_EQ(got.avoided.host_syncs, repeating.backward.host_syncs);
+    EXPECT_EQ(got.avoided.all_to_all_bytes,
+              repeating.backward.all_to_all_bytes - got.backward.all_to_all_bytes);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, ScoreSyncs, testing::ValuesIn(kModes),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace spillway::train

@@ -10,6 +10,7 @@
 #include "spillway/config/json.h"
 #include "spillway/config/validate.h"
 #include "spillway/model/decoder.h"
+#include "spillway/train/memory_saves.h"
 #include "support/train_fixture.h"
 
 namespace spillway::train {
@@ -70,6 +71,7 @@ TEST_P(MemoryTest, IsWhatTheTableSays) {
   const MemoryEstimate estimate =
       estimate_memory(config, {.world = split.world(), .threads = run.ctx.num_threads()});
   PeakBytes measured{};
+  SavedPeaks saved{};
   int64_t total = 0;
   for (const Trainer::StepResult& step : train_steps(run, 1, kSteps)) {
     total = std::max(total, step.record.mem_peak_bytes);
@@ -77,6 +79,9 @@ TEST_P(MemoryTest, IsWhatTheTableSays) {
               step.agreement.peak_by_purpose[static_cast<size_t>(Purpose::kReceive)]);
     for (size_t i = 0; i < measured.size(); ++i) {
       measured[i] = std::max(measured[i], step.agreement.peak_by_purpose[i]);
+    }
+    for (size_t i = 0; i < saved.size(); ++i) {
+      saved[i] = std::max(saved[i], step.agreement.saved_peaks[i]);
     }
   }
   for (size_t i = 0; i < measured.size(); ++i) {
@@ -86,6 +91,16 @@ TEST_P(MemoryTest, IsWhatTheTableSays) {
     expect_near(purpose_name(purpose), estimate.of(purpose), measured[i]);
   }
   expect_near("total", estimate.total, total);
+  const bool balanced = config.moe.router.force == moe::ForceRouting::kBalanced;
+  for (size_t i = 0; i < saved.size(); ++i) {
+    const std::string name(ops::kHeldNames[i]);
+    // Routing decides how many rows leave, so how long the maps are, and nothing else.
+    if (ops::kHeldNames[i] != ops::kSaveDispatch || balanced) {
+      EXPECT_EQ(estimate.saved[i], saved[i]) << name;
+    } else {
+      expect_near(name.c_str(), estimate.saved[i], saved[i]);
+    }
+  }
   // Nothing about these depends on what a step does.
   for (const Purpose purpose : {Purpose::kWeights, Purpose::kGradients, Purpose::kOptimizer}) {
     EXPECT_EQ(estimate.of(purpose), measured[static_cast<size_t>(purpose)])
@@ -140,6 +155,23 @@ INSTANTIATE_TEST_SUITE_P(
               small({"recompute={\"region\":\"layer\",\"save\":[\"dispatch\",\"router\","
                      "\"expert_up\",\"expert_act\",\"attention\"]}",
                      kBf16, kEven})},
+         Case{"recompute_moe",
+              {2, 1},
+              small({"recompute.region=moe", "model.first_dense_layers=1", kEven})},
+         Case{"recompute_moe_save_dispatch_balanced",
+              {2, 1},
+              small({"recompute={\"region\":\"moe\",\"save\":[\"dispatch\"]}",
+                     "moe.router.force=balanced", kEven})},
+         Case{"recompute_moe_save_all_shared_bf16",
+              {2, 2},
+              small({"recompute={\"region\":\"moe\",\"save\":[\"dispatch\",\"router\","
+                     "\"expert_up\",\"expert_act\"]}",
+                     "moe.shared_experts=1", "moe.router.aux_loss=global", kBf16, kEven})},
+         Case{"recompute_layer_save_all_balanced",
+              {4, 1},
+              small({"recompute={\"region\":\"layer\",\"save\":[\"dispatch\",\"router\","
+                     "\"expert_up\",\"expert_act\",\"attention\"]}",
+                     "moe.router.force=balanced", "train.grad_accum=2"})},
          Case{"grad_accum", {2, 1}, small({"train.grad_accum=2", kEven})},
          Case{"grad_accum_recompute_bf16",
               {2, 2},
@@ -181,6 +213,43 @@ TEST_F(TrainTest, MemoryOfReceiveBuffersFollowsCapacity) {
   EXPECT_EQ(receive(false), two_layers + row - expert_out);
 }
 
+TEST_F(TrainTest, SavesOfAConfigAreListedWithWhatTheyHoldAndAvoid) {
+  config::Config config = with_split(base_config(), {2, 1}, 2, 3);
+  const MemoryOptions options{.world = 2};
+  const auto none = estimate_saves(config, options);
+  config.recompute = {.region = model::RecomputeRegion::kLayer, .save = {"dispatch"}};
+  const auto layer = estimate_saves(config, options);
+  config.recompute.region = model::RecomputeRegion::kMoe;
+  const auto moe = estimate_saves(config, options);
+  const MemoryEstimate in_force = estimate_memory(config, options);
+  for (size_t i = 0; i < layer.size(); ++i) {
+    const bool is_dispatch = layer[i].name == ops::kSaveDispatch;
+    EXPECT_EQ(layer[i].name, ops::kHeldNames[i]);
+    EXPECT_EQ(none[i].bytes, layer[i].bytes) << layer[i].name;
+    EXPECT_EQ(none[i].state, SaveState::kNo);
+    EXPECT_EQ(moe[i].bytes, layer[i].name == ops::kSaveAttention ? 0 : layer[i].bytes)
+        << layer[i].name;
+    EXPECT_EQ(moe[i].state, i == 0        ? SaveState::kAlways
+                            : is_dispatch ? SaveState::kYes
+                                          : SaveState::kNo);
+    EXPECT_EQ(in_force.saved[i], i == 0 || is_dispatch ? moe[i].bytes : 0) << layer[i].name;
+  }
+  // 2 layers x 3 micro-batches; of 128 assignments a rank half leave, each with its gate.
+  const AvoidedByDispatch avoided = avoided_by_dispatch(config);
+  EXPECT_EQ(avoided.calls, 6);
+  EXPECT_EQ(avoided.all_to_all_bytes, 6 * 64 * (32 * 4 + 4));
+  config.moe.router.force = moe::ForceRouting::kBalanced;
+  auto ranks = first_ranks(2);
+  if (!ranks) return;
+  TrainRun run(*ranks, config);
+  const Trainer::StepResult step = run.trainer.step(1);
+  EXPECT_EQ(step.agreement.avoided_all_to_all_bytes, 2 * avoided.all_to_all_bytes);
+  EXPECT_EQ(step.record.saved_bytes.dispatch, step.agreement.saved_peaks[1]);
+  if (ranks->rank() == 0) {
+    EXPECT_EQ(step.counters.avoided.prepares, avoided.calls);
+  }
+}
+
 TEST_F(TrainTest, MemoryDescriptionNamesEveryRow) {
   const config::Config config = with_split(base_config(), {2, 1}, 2, 1);
   const std::string text = describe_model(config, 4, 1);
@@ -190,8 +259,11 @@ TEST_F(TrainTest, MemoryDescriptionNamesEveryRow) {
             std::string::npos)
       << text;
   for (const char* row :
-       {"weights ", "gradients ", "optimizer ", "activations ", "receive buffers ", "workspace ",
-        "data ", "total ", "first step", "worst case", "capacity, slots", "Not in it: "}) {
+       {"weights ",         "gradients ",  "optimizer ",      "activations ",
+        "receive buffers ", "workspace ",  "data ",           "total ",
+        "first step",       "worst case",  "capacity, slots", "Not in it: ",
+        "named saves: ",    "routing ",    "dispatch ",       "router ",
+        "expert_up ",       "expert_act ", "attention ",      "recompute.region is \"none\""}) {
     EXPECT_NE(text.find(row), std::string::npos) << row;
   }
 }

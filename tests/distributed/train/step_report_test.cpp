@@ -24,9 +24,12 @@ class StepReportTest : public TrainTest {
     // One purpose is highest on the first rank, another on the last.
     report.peak_by_purpose[0] = 100 - rank();
     report.peak_by_purpose[kNumPurposes - 1] = 200 + rank();
+    report.saved_peaks.front() = 300 - rank();
+    report.saved_peaks.back() = 400 + rank();
     report.dropped_assignments = 5 * static_cast<int64_t>(by_rank(rank()));
     report.counters.all_to_all_bytes = 7 * static_cast<int64_t>(by_rank(rank()));
     report.backward_counters.all_to_all_bytes = static_cast<int64_t>(by_rank(rank()));
+    report.avoided_counters.all_to_all_bytes = 3 * static_cast<int64_t>(by_rank(rank()));
     report.counters.combines = 6;
     return report;
   }
@@ -56,6 +59,10 @@ TEST_F(StepReportTest, SumsAndMaximaAreTheSameEverywhere) {
   EXPECT_EQ(all.dropped_assignments, 5 * static_cast<int64_t>(ones()));
   EXPECT_EQ(all.all_to_all_bytes, 7 * static_cast<int64_t>(ones()));
   EXPECT_EQ(all.backward_all_to_all_bytes, static_cast<int64_t>(ones()));
+  EXPECT_EQ(all.avoided_all_to_all_bytes, 3 * static_cast<int64_t>(ones()));
+  EXPECT_EQ(all.saved_peaks.front(), 300);
+  EXPECT_EQ(all.saved_peaks[1], 0);
+  EXPECT_EQ(all.saved_peaks.back(), 400 + world().size() - 1);
   EXPECT_EQ(all.finite, 1);
   EXPECT_EQ(all.skip, 0);
   EXPECT_EQ(all.stop, 0);
@@ -211,10 +218,10 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_F(StepReportTest, CountersThatDifferNameTheRank) {
   if (world().size() == 1) GTEST_SKIP() << "needs two ranks";
   const int last = world().size() - 1;
-  for (const bool in_backward : {false, true}) {
+  for (CounterSet RankReport::*const set :
+       {&RankReport::counters, &RankReport::backward_counters, &RankReport::avoided_counters}) {
     RankReport report = mine();
-    CounterSet& set = in_backward ? report.backward_counters : report.counters;
-    if (rank() == last) ++set.forward_dispatches;
+    if (rank() == last) ++(report.*set).forward_dispatches;
     EXPECT_EQ(exchange_reports(world(), report, 0).agreement.counters_differ_on, last);
   }
 }
@@ -223,6 +230,8 @@ TEST_F(StepReportTest, HostSyncsAndBytesMayDiffer) {
   RankReport report = mine();
   report.counters.host_syncs = rank();
   report.counters.all_to_all_bytes = rank();
+  report.avoided_counters.host_syncs = rank();
+  report.avoided_counters.all_to_all_bytes = rank();
   EXPECT_EQ(exchange_reports(world(), report, 0).agreement.counters_differ_on, -1);
 }
 

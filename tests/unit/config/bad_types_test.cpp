@@ -131,13 +131,6 @@ INSTANTIATE_TEST_SUITE_P(
                  "parallel.transport",
                  "\"nccl\"",
                  {"mpi", "this version"}},
-        BadValue{
-            "fair", {"ep.drop_order=fair"}, "ep.drop_order", "\"fair\"", {"tail", "this version"}},
-        BadValue{"renormalize",
-                 {"ep.renormalize_kept=true"},
-                 "ep.renormalize_kept",
-                 "true",
-                 {"false", "this version"}},
         BadValue{"policy_keys",
                  {"capacity.quantile={\"q\":0.99}"},
                  "capacity.quantile",
@@ -148,11 +141,6 @@ INSTANTIATE_TEST_SUITE_P(
                  "capacity.shadow",
                  "[{\"policy\":\"peak\"}]",
                  {"[]", "this version"}},
-        BadValue{"region",
-                 {"recompute.region=moe"},
-                 "recompute.region",
-                 "\"moe\"",
-                 {"none", "layer", "this version"}},
         BadValue{"trace", {"log.trace=true"}, "log.trace", "true", {"false", "this version"}}),
     row_name);
 

@@ -82,6 +82,12 @@ inline StepRecord step_record() {
                                 .receive = 5,
                                 .workspace = 6,
                                 .data = 7};
+  record.saved_bytes = {.routing = 11,
+                        .dispatch = 6'000'000'000,
+                        .router = 13,
+                        .expert_up = 14,
+                        .expert_act = 15,
+                        .attention = 16};
   return record;
 }
 

@@ -50,7 +50,10 @@ TEST_F(Jsonl, Step) {
   const Json by_purpose = {
       {"weights", 1}, {"gradients", 2}, {"optimizer", 3}, {"activations", 5'000'000'000},
       {"receive", 5}, {"workspace", 6}, {"data", 7}};
+  const Json saved = {{"routing", 11},   {"dispatch", 6'000'000'000}, {"router", 13},
+                      {"expert_up", 14}, {"expert_act", 15},          {"attention", 16}};
   const Json expected = {{"mem_peak_by_purpose", by_purpose},
+                         {"saved_bytes", saved},
                          {"type", "step"},
                          {"step", 17},
                          {"loss", 5.25},
@@ -168,16 +171,16 @@ TEST_F(Jsonl, Counters) {
                          {"combines", 40},        {"forward_dispatches", 30},
                          {"host_syncs", 60},      {"backward_transports", 50},
                          {"all_to_all_bytes", 70}};
-  const Json expected = {{"type", "counters"},
-                         {"step", 2},
-                         {"prepares", 1},
-                         {"fused_prepares", 2},
-                         {"forward_dispatches", 3},
-                         {"combines", 4},
-                         {"backward_transports", 5},
-                         {"host_syncs", 6},
-                         {"all_to_all_bytes", 7},
-                         {"backward", backward}};
+  record.avoided = {100, 200, 300, 400, 500, 600, 700};
+  const Json avoided = {{"prepares", 100},        {"fused_prepares", 200},
+                        {"combines", 400},        {"forward_dispatches", 300},
+                        {"host_syncs", 600},      {"backward_transports", 500},
+                        {"all_to_all_bytes", 700}};
+  const Json expected = {
+      {"type", "counters"},    {"avoided", avoided},       {"step", 2},
+      {"prepares", 1},         {"fused_prepares", 2},      {"forward_dispatches", 3},
+      {"combines", 4},         {"backward_transports", 5}, {"host_syncs", 6},
+      {"all_to_all_bytes", 7}, {"backward", backward}};
   EXPECT_EQ(json_of(record), expected);
 }
 
