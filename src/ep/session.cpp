@@ -73,6 +73,11 @@ void Session::raise_capacity(int64_t layer, int64_t capacity) {
 
 Tensor Session::receive_buffer(const RoutingHandle& handle) {
   const int64_t capacity = handle.header.capacity;
+  // Where a tensor [C,H] is given, its rows were compared with it.
+  SPILLWAY_CHECK(capacity >= handle.num_slots() && capacity % config_.alignment == 0,
+                 "the handle's capacity is ", capacity, ", its zones fill ", handle.num_slots(),
+                 " slots; allowed: a multiple of alignment = ", config_.alignment,
+                 " that holds them");
   const bool keep = capacity == capacities_[static_cast<size_t>(handle.header.layer)];
   return buffers_->take(ctx_, capacity, config_, keep);
 }

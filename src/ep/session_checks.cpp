@@ -1,4 +1,7 @@
 // What every use of a routing handle checks. The header is host memory: no synchronisation.
+#include <array>
+
+#include "spillway/core/choice.h"
 #include "spillway/ep/session.h"
 
 namespace spillway::ep {
@@ -12,11 +15,42 @@ void require_field(const char* where, const char* field, const T& in_handle, con
 }
 
 constexpr const char* kSession = "the session's is";
+constexpr const char* kCall = "the call's is";
+
+// Header fields that hold an enum: its name, or the number when there is none.
+std::string drop_order_name(int64_t value) {
+  const auto name = choice_name(plan::kDropOrderChoices, static_cast<plan::DropOrder>(value));
+  return name == "unknown" ? str(value) : std::string(name);
+}
+
+std::string dtype_text(int64_t value) {
+  constexpr std::array kDTypes = {DType::kF32, DType::kF64, DType::kBF16, DType::kI32, DType::kI64};
+  for (const DType dtype : kDTypes) {
+    if (static_cast<int64_t>(dtype) == value) return std::string(dtype_name(dtype));
+  }
+  return str(value);
+}
+
+// The parts that no header field names: their sizes follow from it, and a transport trusts them.
+void check_parts(const RoutingHandle& handle, const char* where) {
+  const HandleHeader& header = handle.header;
+  const Shape map_shape{header.num_tokens, header.top_k};
+  require_field(where, "[num_tokens, top_k]", map_shape, handle.row_of.shape(), "its map's are");
+  const auto num_cells = static_cast<size_t>(header.num_experts);
+  const size_t num_zones = num_cells / static_cast<size_t>(header.ep);
+  const bool sized =
+      handle.send_counts.size() == num_cells && handle.recv_counts.size() == num_cells &&
+      handle.token_counts.size() == num_zones && handle.slot_counts.size() == num_zones &&
+      handle.zone_begin.size() == num_zones;
+  SPILLWAY_CHECK(sized, where, ": the handle's counts are not those of num_experts = ", num_cells,
+                 " experts on ep = ", header.ep, " ranks");
+}
 
 }  // namespace
 
+// The checksum first: a header that fails it says nothing. Then what the header is, whose, and of
+// which call.
 void Session::check_handle(const RoutingHandle& handle, const Call& call, const char* where) const {
-  require_active(where);
   SPILLWAY_CHECK(handle.defined(), where, ": the handle is undefined");
   const HandleHeader& header = handle.header;
   if (header.checksum != header_checksum(header)) {
@@ -29,7 +63,7 @@ void Session::check_handle(const RoutingHandle& handle, const Call& call, const 
     throw Error(
         str(where, ": stale handle: its epoch is ", header.epoch, ", the session's is ", epoch_));
   }
-  constexpr const char* kCall = "the call's is";
+  require_active(where);
   require_field(where, "layer", header.layer, call.layer, kCall);
   require_field(where, "micro_batch", header.micro_batch, call.micro_batch, kCall);
   require_field(where, "step", header.step, call.step, kCall);
@@ -38,12 +72,11 @@ void Session::check_handle(const RoutingHandle& handle, const Call& call, const 
   require_field(where, "num_experts", header.num_experts, config_.num_experts, kSession);
   require_field(where, "ep", header.ep, config_.ep, kSession);
   require_field(where, "alignment", header.alignment, config_.alignment, kSession);
-  require_field(where, "index_type", header.index_type, static_cast<int64_t>(DType::kI64),
-                kSession);
-  require_field(where, "drop_order", header.drop_order, static_cast<int64_t>(config_.drop_order),
-                kSession);
-  const Shape map_shape{header.num_tokens, header.top_k};
-  require_field(where, "[num_tokens, top_k]", map_shape, handle.row_of.shape(), "its map's are");
+  require_field(where, "index_type", dtype_text(header.index_type),
+                dtype_text(static_cast<int64_t>(DType::kI64)), kSession);
+  require_field(where, "drop_order", drop_order_name(header.drop_order),
+                drop_order_name(static_cast<int64_t>(config_.drop_order)), kSession);
+  check_parts(handle, where);
   if (config_.poison && header.maps_checksum != maps_checksum(handle)) {
     throw Error(str(where, ": handle maps corrupted"));
   }
