@@ -103,15 +103,16 @@ DispatchOutput dispatch(Tape& tape, ep::Session& session, const DispatchOptions&
   const ep::DispatchResult& received = sent.result.dispatch;
   std::vector<Variable> outputs = tape.record(
       "dispatch", {received.recv_tokens, received.recv_gate}, {x, gate},
-      [&session, handle = prepare.handle, call = options.call, rows = received.recv_tokens.shape(),
-       dtype = x.dtype()](Backward& b) {
+      [&session, handle = prepare.handle, call = options.call, given = gate.value(),
+       rows = received.recv_tokens.shape(), dtype = x.dtype()](Backward& b) {
         Tensor d_recv = b.take_grad(0);
         Tensor d_gate = b.take_grad(1);
         if (!d_recv.defined()) d_recv = Tensor::zeros(b.ctx(), rows, dtype, Purpose::kReceive);
         if (!d_gate.defined()) {
           d_gate = Tensor::zeros(b.ctx(), {rows[0]}, accumulator_dtype(dtype), Purpose::kReceive);
         }
-        ep::DispatchBackwardResult back = session.dispatch_backward(handle, call, d_recv, d_gate);
+        ep::DispatchBackwardResult back =
+            session.dispatch_backward(handle, call, d_recv, d_gate, given);
         b.give(0, std::move(back.dx));
         b.give(1, std::move(back.d_gate));
       });
