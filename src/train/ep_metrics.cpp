@@ -44,6 +44,10 @@ EpRecord ep_record(const std::vector<RankReport>& reports, size_t index, int64_t
     dropped_mass += ledger.dropped_gate_mass;
     line.recv_buffer_bytes = std::max(line.recv_buffer_bytes, ledger.recv_buffer_bytes);
     num_tokens = std::max(num_tokens, ledger.group_tokens);
+    // The group waits for the slowest of its allocations.
+    const size_t group = rank / static_cast<size_t>(c.ep);
+    line.grow_alloc_ms.resize(group + 1, 0.0);
+    line.grow_alloc_ms[group] = std::max(line.grow_alloc_ms[group], ledger.grow_alloc_ms);
     if (rank % static_cast<size_t>(c.ep) != 0) continue;
     line.capacity_end.push_back(ledger.capacity_end);
     append(line.total_recv_tokens, ledger.total_recv_tokens);
@@ -144,7 +148,8 @@ std::vector<metrics::ReconfigureRecord> grow_records(const std::vector<EpRecord>
                          .old_capacity = it->second,
                          .new_capacity = now,
                          .reason = "demand above capacity",
-                         .mode = "buffers"});
+                         .mode = "buffers",
+                         .alloc_ms = line.grow_alloc_ms[group]});
       it->second = now;
     }
   }

@@ -24,6 +24,7 @@ void ledger_fields(Fields&& field, Ledger& l) {
   field(l.dropped_gate_mass);
   field(l.capacity_begin);
   field(l.capacity_end);
+  field(l.grow_alloc_ms);
   field(l.recv_buffer_bytes);
 }
 

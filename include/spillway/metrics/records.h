@@ -85,6 +85,7 @@ struct EpRecord {
   int64_t epoch = 0;                                        ///< of the EP session
   int64_t capacity = 0;                                     ///< slots a rank when the step began
   std::vector<int64_t> capacity_end;                        ///< [D] slots a rank after `grow`
+  std::vector<double> grow_alloc_ms;                        ///< [D] for `grow` lines, not in this
   std::vector<int64_t> total_recv_tokens;                   ///< [R] demand in slots
   std::optional<std::vector<int64_t>> recv_assignments;     ///< [R] before drops
   std::optional<std::vector<int64_t>> slot_counts_sum;      ///< [R] after drops

@@ -120,6 +120,7 @@ TEST_P(LosslessCapacityTest, GrowingIsSeenInTheLines) {
     EXPECT_TRUE(record.micro_batch.has_value());
     EXPECT_GE(record.group, 0);
     EXPECT_LT(record.group, GetParam().dp);
+    EXPECT_GT(record.alloc_ms, 0.0) << "the larger buffer was not allocated in prepare";
     slots_of_records += record.new_capacity - record.old_capacity;
   }
   EXPECT_GT(slots_of_records, 0);

@@ -102,6 +102,7 @@ TEST_F(StepReportTest, LedgerComesThroughWhole) {
   ledger.dropped_gate_mass = 0.025;
   ledger.capacity_begin = 56;
   ledger.recv_buffer_bytes = 21;
+  ledger.grow_alloc_ms = 2.25;
   report.layers = {record};
   const StepMessage message = exchange_reports(world(), report, 1);
   if (!is_root()) return;
@@ -125,6 +126,7 @@ TEST_F(StepReportTest, LedgerComesThroughWhole) {
     EXPECT_EQ(got.capacity_begin, 56);
     EXPECT_EQ(got.capacity_end, 64);
     EXPECT_EQ(got.recv_buffer_bytes, 21);
+    EXPECT_EQ(got.grow_alloc_ms, 2.25);
   }
 }
 
