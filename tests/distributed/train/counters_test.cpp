@@ -208,7 +208,8 @@ TEST_P(ScoreSyncs, AreTwoWhereALayerOverflows) {
   for (const Split& split : all_splits()) {
     int64_t overflows = 0, of_other = 0;
     const metrics::CountersRecord got = counters(split, mode.region, mode.save_dispatch, overflows);
-    const metrics::CountersRecord repeating = counters(split, mode.region, false, of_other);
+    metrics::CountersRecord repeating;
+    if (mode.spared()) repeating = counters(split, mode.region, false, of_other);
     if (world().rank() != 0 || split.world() > world().size()) continue;
     SCOPED_TRACE(split_name(split));
     const int64_t calls = 2 * kMicroBatches;
@@ -216,11 +217,11 @@ TEST_P(ScoreSyncs, AreTwoWhereALayerOverflows) {
     if (split.ep > 1) {
       EXPECT_GT(overflows, 0) << "nothing overflowed";
     }
-    EXPECT_EQ(overflows, of_other);
     EXPECT_EQ(got.total.host_syncs, mode.again() ? 2 * once : once);
     EXPECT_EQ(got.backward.host_syncs, mode.again() ? once : 0);
     EXPECT_EQ(got.avoided.host_syncs, mode.spared() ? once : 0);
     if (!mode.spared()) continue;
+    EXPECT_EQ(overflows, of_other);
     EXPECT_EQ(got.avoided.prepares, repeating.backward.prepares);
     EXPECT_EQ(got.avoided.fused_prepares, repeating.backward.fused_prepares);
     EXPECT_EQ(got.avoided.forward_dispatches, repeating.backward.forward_dispatches);
@@ -230,7 +231,9 @@ TEST_P(ScoreSyncs, AreTwoWhereALayerOverflows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, ScoreSyncs, testing::ValuesIn(kModes),
+// Kept, computed again by layer and by MoE layer, saved: by two calls, and by one.
+INSTANTIATE_TEST_SUITE_P(, ScoreSyncs,
+                         testing::Values(kModes[0], kModes[2], kModes[6], kModes[8], kModes[9]),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
