@@ -71,6 +71,15 @@ void check_segments(std::span<const Segment> segments, const char* what, int ran
   }
 }
 
+void Communicator::exchange_overlapped(std::span<const Segment> sends,
+                                       std::span<const Segment> recvs, const Overlap& overlap) {
+  for (size_t i = 0; i < sends.size(); ++i) {
+    if (i == 0 || sends[i].peer != sends[i - 1].peer) overlap.make_ready(sends[i].peer);
+  }
+  overlap.meanwhile();
+  exchange(sends, recvs);
+}
+
 void Communicator::reduce_scatter_sum(Context& ctx, Tensor& values) {
   check_summable("reduce_scatter_sum", values.dtype());
   if (size() == 1 || values.numel() == 0) return;

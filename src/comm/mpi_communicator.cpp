@@ -32,6 +32,8 @@ class MpiCommunicator final : public Communicator, public MpiHandle {
   std::vector<std::vector<std::byte>> gather_to_root(std::span<const std::byte> blob) override;
   void broadcast_from_root(std::vector<std::byte>& blob) override;
   void exchange(std::span<const Segment> sends, std::span<const Segment> recvs) override;
+  void exchange_overlapped(std::span<const Segment> sends, std::span<const Segment> recvs,
+                           const Overlap& overlap) override;
   void barrier() override { MPI_CHECK(MPI_Barrier(comm_)); }
   std::unique_ptr<Communicator> split(int color, int key) override;
 
@@ -73,6 +75,11 @@ void MpiCommunicator::for_each_part(std::span<const Segment> segments, Part&& pa
 }
 
 void MpiCommunicator::exchange(std::span<const Segment> sends, std::span<const Segment> recvs) {
+  exchange_overlapped(sends, recvs, {[](int) {}, [] {}});
+}
+
+void MpiCommunicator::exchange_overlapped(std::span<const Segment> sends,
+                                          std::span<const Segment> recvs, const Overlap& overlap) {
   check_segments(sends, "send", rank_, size_);
   check_segments(recvs, "receive", rank_, size_);
   requests_.clear();
@@ -84,10 +91,14 @@ void MpiCommunicator::exchange(std::span<const Segment> sends, std::span<const S
     expected_bytes_.push_back(bytes);
     MPI_CHECK(MPI_Irecv(data, bytes, MPI_BYTE, peer, kTag, comm_, &requests_.back()));
   });
-  for_each_part(sends, [this](int peer, std::byte* data, int bytes) {
+  int ready = -1;
+  for_each_part(sends, [&](int peer, std::byte* data, int bytes) {
+    if (peer != ready) overlap.make_ready(peer);
+    ready = peer;
     requests_.push_back(MPI_REQUEST_NULL);
     MPI_CHECK(MPI_Isend(data, bytes, MPI_BYTE, peer, kTag, comm_, &requests_.back()));
   });
+  overlap.meanwhile();
   statuses_.resize(requests_.size());
   const int code =
       MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), statuses_.data());

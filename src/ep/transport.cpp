@@ -1,6 +1,8 @@
 #include "transport.h"
 
 #include <cstring>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "spillway/kernels/rows.h"
@@ -25,6 +27,20 @@ Payload payload(Tensor staged, Tensor slots) {
 
 size_t cell(int64_t rank, int64_t local_expert, int64_t experts_per_rank) {
   return static_cast<size_t>(rank * experts_per_rank + local_expert);
+}
+
+// Staged rows of a peer, [begin, end).
+std::pair<int64_t, int64_t> staged_range(const Route& route, int peer) {
+  const RoutingHandle& handle = route.handle;
+  const auto experts_per_rank = static_cast<int64_t>(handle.token_counts.size());
+  int64_t begin = 0, end = 0;
+  for (int64_t rank = 0; rank <= peer; ++rank) {
+    begin = end;
+    if (rank == route.group.rank()) continue;
+    const auto first = handle.send_counts.begin() + rank * experts_per_rank;
+    end = std::accumulate(first, first + experts_per_rank, end);
+  }
+  return {begin, end};
 }
 
 // Segments of the tokens' side: my rows, by (rank, its local expert), one after the other.
@@ -76,15 +92,19 @@ std::vector<comm::Segment> slot_segments(const Route& route, const std::vector<P
 }
 
 // The one transport. Counts the bytes that this rank sends to others.
-void move(const Route& route, Direction direction, const std::vector<Payload>& loads) {
-  if (route.group.size() == 1) return;
+void move(const Route& route, Direction direction, const std::vector<Payload>& loads,
+          const comm::Overlap& overlap) {
+  if (route.group.size() == 1) {
+    overlap.meanwhile();
+    return;
+  }
   const std::vector<comm::Segment> staged = staged_segments(route, loads);
   const std::vector<comm::Segment> slots = slot_segments(route, loads);
   const bool to_experts = direction == Direction::kToExperts;
   const std::vector<comm::Segment>& sends = to_experts ? staged : slots;
   int64_t bytes = 0;
   for (const comm::Segment& segment : sends) bytes += segment.bytes;
-  route.group.exchange(sends, to_experts ? slots : staged);
+  route.group.exchange_overlapped(sends, to_experts ? slots : staged, overlap);
   route.ctx.counters().add(&CounterSet::all_to_all_bytes, bytes);
 }
 
@@ -141,29 +161,41 @@ void to_experts(const Route& route, const Tensor& rows, Tensor& row_slots, const
                 Tensor& gate_slots) {
   const Tensor& sent = route.handle.send_assignment;
   const int64_t num_sent = sent.dim(0);
+  const bool with_gates = gates.defined();
+  const Tensor tokens = tokens_of(route, sent);
   Tensor staged_rows =
       Tensor::empty(route.ctx, {num_sent, rows.dim(1)}, rows.dtype(), Purpose::kWorkspace);
-  kernels::gather_rows(route.ctx, rows, tokens_of(route, sent), staged_rows);
   std::vector<Payload> loads{payload(staged_rows, row_slots)};
   Tensor staged_gates;
-  if (gates.defined()) {
+  if (with_gates) {
     staged_gates = Tensor::empty(route.ctx, {num_sent}, gates.dtype(), Purpose::kWorkspace);
-    kernels::gather_scalars(route.ctx, gates, sent, staged_gates);
     loads.push_back(payload(staged_gates, gate_slots));
   }
   if (route.poison) poison(row_slots);
-  if (route.poison && gates.defined()) poison(gate_slots);
-  move(route, Direction::kToExperts, loads);
-  place_own(route, rows, row_slots, gates, gate_slots);
-  zero_padding(route.handle, row_slots);
-  if (gates.defined()) zero_padding(route.handle, gate_slots);
+  if (route.poison && with_gates) poison(gate_slots);
+  // Rows for one peer are gathered while those for the peers before it travel, and own rows while
+  // all others do.
+  const auto stage = [&](int peer) {
+    const auto [begin, end] = staged_range(route, peer);
+    Tensor row_target = staged_rows.rows(begin, end);
+    kernels::gather_rows(route.ctx, rows, tokens.rows(begin, end), row_target);
+    if (!with_gates) return;
+    Tensor gate_target = staged_gates.rows(begin, end);
+    kernels::gather_scalars(route.ctx, gates, sent.rows(begin, end), gate_target);
+  };
+  const auto own = [&] {
+    place_own(route, rows, row_slots, gates, gate_slots);
+    zero_padding(route.handle, row_slots);
+    if (with_gates) zero_padding(route.handle, gate_slots);
+  };
+  move(route, Direction::kToExperts, loads, {stage, own});
 }
 
 void to_tokens(const Route& route, const Tensor& row_slots, Tensor& staged_rows,
                const Tensor& gate_slots, Tensor& staged_gates) {
   std::vector<Payload> loads{payload(staged_rows, row_slots)};
   if (gate_slots.defined()) loads.push_back(payload(staged_gates, gate_slots));
-  move(route, Direction::kToTokens, loads);
+  move(route, Direction::kToTokens, loads, {[](int) {}, [] {}});
 }
 
 }  // namespace spillway::ep

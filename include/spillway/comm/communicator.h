@@ -3,6 +3,7 @@
 // Collectives of all communicators are issued by one thread, in the same order on every rank.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,6 +32,12 @@ struct Chunk {
 /// Error for ranks that do not exist.
 Chunk chunk_of(int rank, int size, int64_t numel);
 
+/// Work of a rank while its rows travel. Neither may throw or call the group.
+struct Overlap {
+  std::function<void(int peer)> make_ready;  ///< fills what the sends to a peer read
+  std::function<void()> meanwhile;           ///< once, when all sends are under way
+};
+
 /// A group of ranks. Errors throw CommError. Every call is a collective of the group unless its
 /// comment says otherwise; a rank with nothing to contribute calls it all the same.
 class Communicator {
@@ -55,6 +62,11 @@ class Communicator {
   /// addresses. A segment to oneself is an error (the caller copies). Empty segments are allowed
   /// and move nothing.
   virtual void exchange(std::span<const Segment> sends, std::span<const Segment> recvs) = 0;
+  /// The same with work in between: before the first send to each peer, in the order of `sends`,
+  /// its `make_ready`; all sends to one peer stand together. The base class overlaps nothing: all
+  /// work, then `exchange`.
+  virtual void exchange_overlapped(std::span<const Segment> sends, std::span<const Segment> recvs,
+                                   const Overlap& overlap);
   /// In place sum of a f32 or f64 tensor of equal shape on every rank: this rank's `chunk_of` it
   /// becomes the sum over the ranks, the other chunks stay as they are. Addition is in rank order,
   /// so the bits do not depend on a library's algorithm. Needs workspace of about the tensor's own

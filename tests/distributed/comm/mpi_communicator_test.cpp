@@ -98,6 +98,53 @@ TEST_P(MpiCommunicator, ExchangesSegmentsInOrder) {
   }
 }
 
+TEST_P(MpiCommunicator, OverlappedExchangeSendsWhatWasMadeReady) {
+  constexpr int kSegments = 3;
+  const auto bytes = [](int from, int to, int i) { return 1 + segment_bytes(from, to, i); };
+  std::vector<std::vector<std::byte>> sent, received;
+  std::vector<std::pair<int, int>> peers;
+  std::vector<Segment> sends, recvs;
+  for (int peer = 0; peer < size_; ++peer) {
+    for (int i = 0; i < kSegments && peer != rank_; ++i) {
+      peers.emplace_back(peer, i);
+      sent.emplace_back(static_cast<size_t>(bytes(rank_, peer, i)));
+      received.emplace_back(static_cast<size_t>(bytes(peer, rank_, i)));
+      sends.push_back({peer, sent.back().data(), bytes(rank_, peer, i)});
+      recvs.push_back({peer, received.back().data(), bytes(peer, rank_, i)});
+    }
+  }
+  std::vector<int> ready, others;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) others.push_back(peer);
+  }
+  int meanwhile = 0;
+  world_->exchange_overlapped(sends, recvs,
+                              {[&](int peer) {
+                                 ready.push_back(peer);
+                                 for (size_t n = 0; n < peers.size(); ++n) {
+                                   if (peers[n].first != peer) continue;
+                                   const int i = peers[n].second;
+                                   const auto blob =
+                                       message(rank_ + 10 * i, peer, bytes(rank_, peer, i));
+                                   std::copy(blob.begin(), blob.end(), sent[n].begin());
+                                 }
+                               },
+                               [&] { ++meanwhile; }});
+  EXPECT_EQ(ready, others);
+  EXPECT_EQ(meanwhile, 1);
+  for (size_t n = 0; n < peers.size(); ++n) {
+    const auto [peer, i] = peers[n];
+    EXPECT_EQ(received[n], message(peer + 10 * i, rank_, bytes(peer, rank_, i)))
+        << peer << " " << i;
+  }
+}
+
+TEST_P(MpiCommunicator, OverlappedWorkIsDoneWithNothingToSend) {
+  int meanwhile = 0;
+  world_->exchange_overlapped({}, {}, {[](int) { FAIL() << "no peer"; }, [&] { ++meanwhile; }});
+  EXPECT_EQ(meanwhile, 1);
+}
+
 TEST_P(MpiCommunicator, ExchangeTakesPartWithNothing) {
   // Only rank 0 sends, only the last rank receives; the others call with empty lists.
   if (size_ < 2) GTEST_SKIP() << "needs a world of at least 2, this one has " << size_;

@@ -75,5 +75,12 @@ TEST(SelfCommunicator, CarriesATopologyOfOne) {
   EXPECT_EQ(topology.dp_group().size(), 1);
 }
 
+TEST(SelfCommunicator, OverlappedWorkIsDone) {
+  const auto self = make_self_communicator();
+  int meanwhile = 0;
+  self->exchange_overlapped({}, {}, {[](int) { FAIL() << "no peer"; }, [&] { ++meanwhile; }});
+  EXPECT_EQ(meanwhile, 1);
+}
+
 }  // namespace
 }  // namespace spillway::comm
