@@ -118,6 +118,33 @@ TEST_P(Rows, TokensWithoutRowsGetZeros) {
   EXPECT_TRUE(same_bytes(out, Tensor::zeros(ctx_, out.shape(), dtype_)));
 }
 
+// A token's rows are added in registers or block by block, whatever their number the same sum.
+TEST_P(Rows, SumRowsOfAnyTopK) {
+  const Tensor remote = random_tensor(ctx_, {3, hidden_}, dtype_, 11);
+  const Tensor local = random_tensor(ctx_, {4, hidden_}, dtype_, 12);
+  for (int64_t top_k = 1; top_k <= 7; ++top_k) {
+    Tensor map = Tensor::empty(ctx_, {rows_, top_k}, DType::kI64);
+    for (int64_t i = 0; i < map.numel(); ++i) map.data<int64_t>()[i] = (i * 3 + i / 7) % 8 - 1;
+    Guarded out(ctx_, {rows_, hidden_}, dtype_);
+    sum_rows(ctx_, map, remote, local, out.tensor);
+    Tensor wanted = Tensor::empty(ctx_, {rows_, hidden_}, dtype_);
+    for (int64_t i = 0; i < wanted.numel(); ++i) {
+      double sum = 0.0;
+      for (int64_t k = 0; k < top_k; ++k) {
+        const int64_t m = map.data<int64_t>()[i / hidden_ * top_k + k];
+        if (m < 0) continue;
+        const int64_t column = i % hidden_;
+        sum += m < 3 ? testing::element(remote, m * hidden_ + column)
+                     : testing::element(local, (m - 3) * hidden_ + column);
+        if (dtype_ != DType::kF64) sum = static_cast<float>(sum);
+      }
+      testing::set_element(wanted, i, sum);
+    }
+    EXPECT_TRUE(same_bytes(out.tensor, wanted)) << top_k;
+    EXPECT_TRUE(out.intact()) << top_k;
+  }
+}
+
 TEST_P(Rows, PickScalars) {
   const Tensor remote = random_tensor(ctx_, {kRemoteRows}, dtype_, 9);
   const Tensor local = random_tensor(ctx_, {kLocalRows}, dtype_, 10);

@@ -21,26 +21,71 @@ void check_entries(const char* op, const char* name, const Tensor& index, int64_
   }
 }
 
-/// Adds the rows of one token in k order.
+/// out = the sum of N rows, in their order.
+template <int N, typename T>
+void add_rows(const T* const* rows, int64_t hidden, T* __restrict out) {
+#pragma omp simd
+  for (int64_t i = 0; i < hidden; ++i) {
+    acc_t<T> sum(0);
+    for (int n = 0; n < N; ++n) sum += widen(rows[n][i]);
+    store(out[i], sum);
+  }
+}
+
+/// What map[k] names; nullptr for nothing.
 template <typename T>
-void sum_token(const int64_t* map, int64_t top_k, const T* remote, int64_t remote_rows,
-               const T* local, int64_t hidden, T* out) {
-  using A = acc_t<T>;
-  constexpr int64_t kBlock = 256;  // sums kept in the first-level cache
-  A sum[kBlock];
+const T* row_at(int64_t m, const T* remote, int64_t remote_rows, const T* local, int64_t hidden) {
+  if (m == kNone) return nullptr;
+  return m < remote_rows ? remote + m * hidden : local + (m - remote_rows) * hidden;
+}
+
+/// The sum of any number of rows: sums of a block stay in the first-level cache.
+template <typename T>
+void add_many_rows(const int64_t* map, int64_t top_k, const T* remote, int64_t remote_rows,
+                   const T* local, int64_t hidden, T* out) {
+  constexpr int64_t kBlock = 256;
+  acc_t<T> sum[kBlock];
   for (int64_t first = 0; first < hidden; first += kBlock) {
     const int64_t n = std::min(kBlock, hidden - first);
-    std::fill(sum, sum + n, A(0));
+    std::fill(sum, sum + n, acc_t<T>(0));
     for (int64_t k = 0; k < top_k; ++k) {
-      const int64_t m = map[k];
-      if (m == kNone) continue;
-      const T* row = (m < remote_rows ? remote + m * hidden : local + (m - remote_rows) * hidden);
+      const T* row = row_at(map[k], remote, remote_rows, local, hidden);
+      if (row == nullptr) continue;
       row += first;
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) sum[i] += widen(row[i]);
     }
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) store(out[first + i], sum[i]);
+  }
+}
+
+/// Adds the rows of one token in k order. Up to four of them in registers: only memory counts then.
+template <typename T>
+void sum_token(const int64_t* map, int64_t top_k, const T* remote, int64_t remote_rows,
+               const T* local, int64_t hidden, T* out) {
+  constexpr int kFew = 4;
+  const T* rows[kFew] = {};
+  int num_rows = 0;
+  for (int64_t k = 0; k < top_k; ++k) {
+    const T* row = row_at(map[k], remote, remote_rows, local, hidden);
+    if (row == nullptr) continue;
+    if (num_rows == kFew) {
+      return add_many_rows(map, top_k, remote, remote_rows, local, hidden, out);
+    }
+    rows[num_rows++] = row;
+  }
+  switch (num_rows) {
+    case 0:
+      return add_rows<0>(rows, hidden, out);
+    case 1:
+      return add_rows<1>(rows, hidden, out);
+    case 2:
+      return add_rows<2>(rows, hidden, out);
+    case 3:
+      return add_rows<3>(rows, hidden, out);
+    default:
+      return add_rows<kFew>(rows, hidden, out);
   }
 }
 
