@@ -21,6 +21,7 @@ SMALL = ["--set", "model.hidden=32", "--set", "model.layers=2", "--set", "moe.ff
 TOKENS = 16 * 2
 COUNTS = 2 * (32 * 64 * 4 * 2 + 2 * 32 * 2 * 64 + 2 * 3 * 32 * 32 + 32 * 16) + 320 * 32
 LAYERS_HEADS_DIM = 2 * 4 * 64
+RATIO_LIMIT = 4  # of a small exchange on a busy machine
 NORMS = 2 * (2 * 32 + 2 * 64) + 32
 
 
@@ -98,6 +99,64 @@ class BenchTest(unittest.TestCase):
                 self.assertAlmostEqual(line["gflops"] * line["ms"]["median"] * 1e6,
                                        2 * 64 * 48 * 32, delta=1)
 
+    def bench_of_ranks(self, ranks, *arguments):
+        program = self.folder / "bench_ep"  # launch.sh gives --config first
+        program.write_text(f'#!/bin/sh\nshift 2\nexec "{BUILD}/bin/bench" "$@"\n')
+        program.chmod(0o755)
+        return self.run_bench(str(LAUNCH), "--program", str(program), str(ranks), str(CONFIG),
+                              *arguments)
+
+    def test_ep(self):
+        for dtype, element in (("f32", 4), ("bf16", 2)):
+            with self.subTest(dtype=dtype):
+                line = self.line_of(self.bench_of_ranks(
+                    4, "ep", "--tokens", "512", "--hidden", "512", "--top-k", "2", "--experts", "8",
+                    "--dtype", dtype, "--alignment", "8", "--warmup", "2", "--repeat", "9"))
+                self.assertEqual((line["bench"], line["dtype"], line["world"], line["threads"]),
+                                 ("ep", dtype, 4, 1))
+                self.check_spread(line["ms"])
+                self.check_spread(line["alltoallv_ms"])
+                self.assertAlmostEqual(line["ratio"] * line["alltoallv_ms"]["median"],
+                                       line["ms"]["median"])
+                for phase in ("prepare", "dispatch", "combine"):
+                    self.assertGreater(line[f"{phase}_ms"], 0)
+                    self.assertLess(line[f"{phase}_ms"], line["ms"]["max"])
+                # Rows to other ranks alone, there with a gate of 4 bytes: about 3 of 4 rows.
+                rows = line["bytes_back"] // (512 * element)
+                self.assertEqual(line["bytes_back"], rows * 512 * element)
+                self.assertEqual(line["bytes_there"], rows * (512 * element + 4))
+                self.assertLess(abs(rows / (4 * 512 * 2) - 0.75), 0.05)
+                self.assertTrue(line["cpu"])
+                self.assertLess(line["ratio"], RATIO_LIMIT)
+
+    def test_ep_needs_ranks_that_share_the_experts(self):
+        for ranks, arguments, named in ((1, [], "2 or more"), (2, ["--experts", "3"], "--experts"),
+                                        (2, ["--experts", "2", "--top-k", "3"], "--top-k"),
+                                        (2, ["--dtype", "f16"], "--dtype")):
+            with self.subTest(arguments=arguments):
+                code, out, err = self.bench_of_ranks(ranks, "ep", *arguments)
+                self.assertEqual((code, out), (2, ""), err)
+                self.assertIn(named, err)
+
+    def test_plan(self):
+        sizes = ["--tokens", "1000", "--top-k", "4", "--experts", "32", "--ep", "4",
+                 "--warmup", "1", "--repeat", "5"]
+        line = self.line_of(self.bench("plan", *sizes))
+        self.check_spread(line["us"])
+        self.assertEqual((line["bench"], line["dropped_assignments"], line["threads"]),
+                         ("plan", 0, 1))
+        dropped = set()
+        for order in ("tail", "fair", "random", "score"):
+            with self.subTest(order=order):
+                line = self.line_of(self.bench("plan", *sizes, "--skew", "1", "--capacity", "0.5",
+                                               "--order", order, "--alignment", "1"))
+                self.check_spread(line["us"])
+                self.assertEqual(line["order"], order)
+                dropped.add(line["dropped_assignments"])
+        # Without padding every order fills the buffer: they lose equally many.
+        self.assertEqual(len(dropped), 1)
+        self.assertGreater(dropped.pop(), 0)
+
     def test_refuses(self):
         step = ["step", "--config", str(CONFIG)]
         for arguments, named in (([], "subcommand"), (["fly"], "subcommand"),
@@ -110,7 +169,12 @@ class BenchTest(unittest.TestCase):
                                  (["step", "--config", "missing.json"], "missing.json"),
                                  (["matmul", "--m", "0"], "--m"), (["matmul", "--k", "-3"], "--k"),
                                  (["matmul", "--dtype", "f16"], "--dtype"),
-                                 (["matmul", "--repeat", "x"], "--repeat")):
+                                 (["matmul", "--repeat", "x"], "--repeat"),
+                                 (["ep"], "2 or more"), (["ep", "--hidden", "0"], "--hidden"),
+                                 (["plan", "--order", "best"], "--order"),
+                                 (["plan", "--experts", "12"], "--experts"),
+                                 (["plan", "--experts", "8", "--top-k", "9"], "--top-k"),
+                                 (["plan", "--alignment", "3"], "alignment")):
             with self.subTest(arguments=arguments):
                 code, out, err = self.bench(*arguments)
                 self.assertEqual((code, out), (2, ""), err)
