@@ -23,8 +23,8 @@ struct Split {
   int world() const { return ep * dp; }
 };
 std::string split_name(const Split& split);
-/// Those of 1x1, 2x1, 1x2, 4x1, 2x2, 1x4 that the job's ranks can make up. Evaluated when the tests
-/// are registered: MPI is up by then.
+/// Those of 1x1, 2x1, 1x2, 4x1, 2x2, 1x4 that the job's ranks can make up; of a job of 8 ranks
+/// those that need all of them. Evaluated when the tests are registered: MPI is up by then.
 std::vector<Split> all_splits();
 /// Only those with ep > 1; may be empty.
 std::vector<Split> expert_parallel_splits();

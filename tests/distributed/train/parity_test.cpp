@@ -16,6 +16,8 @@ constexpr double kLaterLossTolerance = 1e-5;
 constexpr double kLaterWeightTolerance = 1e-5;
 constexpr int64_t kSteps = 6;
 constexpr int64_t kGlobalSequences = 8;
+// One sequence at least for each rank and micro-batch.
+int64_t global_sequences(const Split& split) { return split.world() == 8 ? 16 : kGlobalSequences; }
 // A token whose k-th and next score lie within rounding may choose another expert: one token of
 // the 512 assignments, and what it changes downstream, not more.
 constexpr int64_t kFewFlips = 4;
@@ -92,12 +94,13 @@ TEST_P(EpParityTest, MatchesOneRank) {
   config::Config base = base_config();
   variant.apply(base);
   const int64_t accum = base.train.grad_accum;
+  const int64_t sequences = global_sequences(split) / accum;  // of a micro-batch of the world
   Story reference, story;
   if (auto one = first_ranks(1)) {
-    reference = train(*one, with_split(base, {1, 1}, kGlobalSequences / accum, accum));
+    reference = train(*one, with_split(base, {1, 1}, sequences, accum));
   }
   if (auto ranks = first_ranks(split.world())) {
-    story = train(*ranks, with_split(base, split, kGlobalSequences / accum / split.world(), accum));
+    story = train(*ranks, with_split(base, split, sequences / split.world(), accum));
   }
   if (!is_root()) return;
 
