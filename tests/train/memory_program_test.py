@@ -71,6 +71,18 @@ class ValidateTest(MemoryTest):
             self.assertRegex(table, rf"(?m)^  {row}\s+{size}\s+{size}$")
         self.assertFalse(self.place.run_dir.exists())
 
+    def test_lists_what_named_saves_hold_and_avoid(self):
+        config = self.place.config(parallel__ep=2, recompute__region="moe",
+                                   recompute__save=["dispatch"])
+        code, out, err = self.place.run(1, config, "--validate", "--world", "2")
+        self.assertEqual(code, 0, err)
+        size = r"\d+\.\d MiB \(\d+\)"
+        for name, saved in (("routing", "always"), ("dispatch", "yes"), ("router", "no"),
+                            ("expert_up", "no"), ("expert_act", "no")):
+            self.assertRegex(out, rf"(?m)^  {name}\s+{size}\s+{saved}\s+\S")
+        self.assertRegex(out, rf"{LAYERS} prepares, {LAYERS} dispatches, {size} sent")
+        self.assertNotRegex(out, r"(?m)^  attention\s", "it is outside of region moe")
+
     def test_resolved_config_is_a_config(self):
         code, out, _ = self.place.run(1, self.place.config(), "--validate")
         self.assertEqual(code, 0)
