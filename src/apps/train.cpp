@@ -10,6 +10,7 @@
 #include "spillway/comm/mpi_runtime.h"
 #include "spillway/config/json.h"
 #include "spillway/core/log.h"
+#include "spillway/train/ep_check.h"
 #include "spillway/train/fatal_mark.h"
 #include "spillway/train/memory_estimate.h"
 #include "spillway/train/run_options.h"
@@ -28,6 +29,8 @@ void add_options(CLI::App& app, train::RunOptions& options) {
       "--resume", options.resume,
       "Go on from a checkpoint: auto (the newest of the run directory), none, or its directory");
   app.add_flag("--validate", options.validate, "Check the config, print it and its memory, end");
+  app.add_flag("--check-ep", options.check_ep,
+               "Compare two steps at parallel.ep with two at ep = 1, end: 0, or 1 if they differ");
   app.add_option("--sample", options.sample, "Generate N tokens from the weights of --resume, end")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--prompt", options.prompt, "With --sample: text (or ids) that comes before");
@@ -58,6 +61,12 @@ int job(const train::RunOptions& options, comm::Communicator& world, train::Sign
     if (world.rank() == 0) std::cout << text << std::endl;
     world.barrier();
     return 0;
+  }
+  if (options.check_ep) {
+    const train::EpCheckResult result = train::check_ep(ctx, world, config);
+    if (world.rank() == 0) std::cout << result.text << std::endl;
+    world.barrier();
+    return static_cast<int>(result.agrees ? ExitCode::kDone : ExitCode::kOther);
   }
   run_dir = config.run.dir;
   train::Trainer trainer(ctx, world, config, signals);

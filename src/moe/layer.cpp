@@ -42,6 +42,7 @@ MoeOutput MoeLayer::operator()(Tape& tape, const Variable& x, const MoeCall& cal
                              .z_loss = ops::scalar_value(routed.z_loss.value())});
   }
   if (call.choices != nullptr && !tape.recomputing()) call.choices->push_back(routed.topk_idx);
+  if (call.logits != nullptr && !tape.recomputing()) call.logits->push_back(routed.logits);
   const Variable expert_out = experts_(tape, sent.recv_tokens, sent.recv_gate, sent.zones);
   Variable out = ops::combine(tape, call.session, sent.prepare.handle, ep_call, expert_out);
   if (shared_) out = ops::add(tape, out, (*shared_)(tape, x));

@@ -177,7 +177,7 @@ RouteResult route(Tape& tape, const Variable& logits, const RouteOptions& option
                                           .dlogits = dlogits});
         b.give(0, std::move(dlogits));
       });
-  return {topk_idx, outputs[0], outputs[1], outputs[2]};
+  return {topk_idx, logits.value(), outputs[0], outputs[1], outputs[2]};
 }
 
 }  // namespace spillway::ops

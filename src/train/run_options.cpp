@@ -32,6 +32,9 @@ std::string checked_config(const RunOptions& options, int world, bool launched, 
   if (options.sample && options.validate) {
     throw ConfigError("--sample: not allowed with --validate");
   }
+  if (options.check_ep && (options.validate || options.sample || !options.resume.empty())) {
+    throw ConfigError("--check-ep: not allowed with --validate, --sample or --resume");
+  }
   if (!options.sample && (options.prompt || options.temperature)) {
     throw ConfigError("--prompt and --temperature: allowed with --sample only");
   }
@@ -60,6 +63,7 @@ std::string checked_config(const RunOptions& options, int world, bool launched, 
       config.checkpoint.resume = sampled_weights(options, config);
       return config::to_json_text(config);
     }
+    if (options.check_ep) return config::to_json_text(config);  // touches no run directory
     // Locked before it is looked at: another job may be writing its checkpoints there.
     const bool resuming = config.checkpoint.resume != config::kNoResume;
     lock = prepare_run_dir(config.run.dir, config.log.metrics, resuming);

@@ -131,7 +131,9 @@ RankReport Trainer::forward_backward(int64_t step) {
                             .cell_scale = 1.0 / static_cast<double>(cells),
                             .token_scale = 1.0 / static_cast<double>(tokens),
                             .world = &world_,
-                            .records = &report.layers};
+                            .records = &report.layers,
+                            .choices = observer_.choices,
+                            .logits = observer_.logits};
     const model::ForwardResult result = decoder_.forward(tape_, batch.tokens, batch.targets, call);
     tape_.backward(result.objective);
     report.loss_sum += result.loss_sum;

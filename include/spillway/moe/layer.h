@@ -36,6 +36,8 @@ struct MoeCall {
   std::vector<LayerRecord>* records = nullptr;
   /// Gets the chosen experts of a layer, i32 [T,K], likewise. May be null.
   std::vector<Tensor>* choices = nullptr;
+  /// Gets the router's logits of a layer, [T,E], likewise. May be null.
+  std::vector<Tensor>* logits = nullptr;
 };
 
 struct MoeOutput {

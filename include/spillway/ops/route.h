@@ -38,6 +38,7 @@ struct RouteOptions {
 /// What the router decided for T tokens.
 struct RouteResult {
   Tensor topk_idx;    ///< i32 [T,K]; never part of a gradient
+  Tensor logits;      ///< [T,E] as given
   Variable gate;      ///< [T,K] weights
   Variable aux_loss;  ///< [1] this rank's share of the balance term
   Variable z_loss;    ///< [1] this cell's share: token_scale * sum_t lse_t^2

@@ -18,6 +18,7 @@ struct RunOptions {
   std::string run_dir;                   ///< --run-dir; empty: the config's
   std::string resume;                    ///< --resume; empty: the config's
   bool validate = false;
+  bool check_ep = false;
   std::optional<int64_t> sample;      ///< --sample: tokens to generate in place of training
   std::optional<std::string> prompt;  ///< --prompt, with --sample only
   std::optional<double> temperature;  ///< --temperature, likewise

@@ -49,6 +49,14 @@ class Trainer {
   };
   StepResult step(int64_t step);
 
+  /// Where the forward of training steps puts what the routers of this rank decided, in order of
+  /// (micro-batch, MoE layer); null: nowhere.
+  struct RoutingObserver {
+    std::vector<Tensor>* choices = nullptr;  ///< i32 [T,K]
+    std::vector<Tensor>* logits = nullptr;   ///< [T,E]
+  };
+  void observe_routing(const RoutingObserver& observer) { observer_ = observer; }
+
   nn::ParameterStore& parameters() { return store_; }
   CapacityManager& capacity() { return capacity_; }
   comm::Topology& topology() { return topology_; }
@@ -93,6 +101,7 @@ class Trainer {
   int64_t steps_done_ = 0;
   int64_t updates_ = 0;
   bool stop_ = false;
+  RoutingObserver observer_;
 };
 
 }  // namespace spillway::train
