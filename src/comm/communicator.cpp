@@ -73,8 +73,9 @@ void check_segments(std::span<const Segment> segments, const char* what, int ran
 
 void Communicator::exchange_overlapped(std::span<const Segment> sends,
                                        std::span<const Segment> recvs, const Overlap& overlap) {
-  for (size_t i = 0; i < sends.size(); ++i) {
-    if (i == 0 || sends[i].peer != sends[i - 1].peer) overlap.make_ready(sends[i].peer);
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto to_peer = [&](const Segment& send) { return send.peer == peer && send.bytes > 0; };
+    if (std::any_of(sends.begin(), sends.end(), to_peer)) overlap.make_ready(peer);
   }
   overlap.meanwhile();
   exchange(sends, recvs);

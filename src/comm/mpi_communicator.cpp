@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <functional>
+#include <iterator>
+#include <utility>
 
 #include "mpi_handle.h"
 #include "segments.h"
@@ -11,6 +14,14 @@ namespace spillway::comm {
 namespace {
 
 constexpr int kTag = 1;
+// Neighbours up to this size travel as one message: a message of its own costs more than the second
+// copy that MPI then makes.
+constexpr int64_t kSmallBytes = int64_t{1} << 14;
+constexpr int64_t kMergedBytes = int64_t{1} << 18;
+
+bool adjoin(const Segment& a, const Segment& b) {
+  return static_cast<std::byte*>(a.data) + a.bytes == b.data;
+}
 
 class MpiCommunicator final : public Communicator, public MpiHandle {
  public:
@@ -38,9 +49,14 @@ class MpiCommunicator final : public Communicator, public MpiHandle {
   std::unique_ptr<Communicator> split(int color, int key) override;
 
  private:
-  /// Calls `part(peer, address, bytes)` for each message of at most `max_message_bytes_`.
-  template <typename Part>
-  void for_each_part(std::span<const Segment> segments, Part&& part) const;
+  /// Calls `message(parts, bytes)` for each message, of at most `max_message_bytes_`. What is cut
+  /// and what travels together depends on the sizes of a peer's segments alone: both sides agree.
+  template <typename Message>
+  void for_each_message(std::span<const Segment> segments, Message&& message);
+  MPI_Request receive(std::span<const Segment> parts, int64_t bytes);
+  MPI_Request send(std::span<const Segment> parts, int64_t bytes);
+  /// The bytes of all parts where they lie, as one element at MPI_BOTTOM. To be freed.
+  MPI_Datatype scattered(std::span<const Segment> parts);
   void check_received(size_t num_recvs) const;
 
   MPI_Comm comm_;
@@ -52,6 +68,9 @@ class MpiCommunicator final : public Communicator, public MpiHandle {
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
   std::vector<int> expected_bytes_;
+  std::vector<Segment> by_peer_;
+  std::vector<int> part_bytes_;
+  std::vector<MPI_Aint> part_begin_;
 };
 
 MpiCommunicator::~MpiCommunicator() {
@@ -64,14 +83,84 @@ MpiCommunicator::~MpiCommunicator() {
   if (code != MPI_SUCCESS) log::error("MPI_Comm_free failed with code ", code);
 }
 
-template <typename Part>
-void MpiCommunicator::for_each_part(std::span<const Segment> segments, Part&& part) const {
-  for (const Segment& segment : segments) {
-    for (int64_t done = 0; done < segment.bytes; done += max_message_bytes_) {
-      const int64_t bytes = std::min(max_message_bytes_, segment.bytes - done);
-      part(segment.peer, static_cast<std::byte*>(segment.data) + done, static_cast<int>(bytes));
+template <typename Message>
+void MpiCommunicator::for_each_message(std::span<const Segment> segments, Message&& message) {
+  by_peer_.clear();
+  std::copy_if(segments.begin(), segments.end(), std::back_inserter(by_peer_),
+               [](const Segment& segment) { return segment.bytes > 0; });
+  const auto lower = [](const Segment& a, const Segment& b) { return a.peer < b.peer; };
+  if (!std::is_sorted(by_peer_.begin(), by_peer_.end(), lower)) {
+    std::stable_sort(by_peer_.begin(), by_peer_.end(), lower);
+  }
+  // From the next rank on: not all ranks turn to rank 0 first.
+  std::rotate(by_peer_.begin(),
+              std::upper_bound(by_peer_.begin(), by_peer_.end(), Segment{rank_}, lower),
+              by_peer_.end());
+  const int64_t small = std::min(kSmallBytes, max_message_bytes_);
+  const int64_t most = std::min(kMergedBytes, max_message_bytes_);
+  for (size_t begin = 0; begin < by_peer_.size();) {
+    size_t end = begin;
+    int64_t bytes = 0;
+    while (end < by_peer_.size() && by_peer_[end].peer == by_peer_[begin].peer &&
+           by_peer_[end].bytes <= small && bytes + by_peer_[end].bytes <= most) {
+      bytes += by_peer_[end++].bytes;
+    }
+    if (end > begin) {
+      message(std::span(by_peer_).subspan(begin, end - begin), bytes);
+      begin = end;
+      continue;
+    }
+    Segment rest = by_peer_[begin++];
+    while (rest.bytes > 0) {
+      const Segment part{rest.peer, rest.data, std::min(max_message_bytes_, rest.bytes)};
+      message(std::span(&part, 1), part.bytes);
+      rest.data = static_cast<std::byte*>(rest.data) + part.bytes;
+      rest.bytes -= part.bytes;
     }
   }
+}
+
+MPI_Datatype MpiCommunicator::scattered(std::span<const Segment> parts) {
+  part_bytes_.clear();
+  part_begin_.clear();
+  for (const Segment& part : parts) {
+    part_bytes_.push_back(static_cast<int>(part.bytes));
+    part_begin_.emplace_back();
+    MPI_CHECK(MPI_Get_address(part.data, &part_begin_.back()));
+  }
+  MPI_Datatype type = MPI_DATATYPE_NULL;
+  MPI_CHECK(MPI_Type_create_hindexed(static_cast<int>(parts.size()), part_bytes_.data(),
+                                     part_begin_.data(), MPI_BYTE, &type));
+  MPI_CHECK(MPI_Type_commit(&type));
+  return type;
+}
+
+MPI_Request MpiCommunicator::receive(std::span<const Segment> parts, int64_t bytes) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  const Segment& first = parts.front();
+  if (std::adjacent_find(parts.begin(), parts.end(), std::not_fn(adjoin)) == parts.end()) {
+    MPI_CHECK(MPI_Irecv(first.data, static_cast<int>(bytes), MPI_BYTE, first.peer, kTag, comm_,
+                        &request));
+    return request;
+  }
+  MPI_Datatype type = scattered(parts);
+  MPI_CHECK(MPI_Irecv(MPI_BOTTOM, 1, type, first.peer, kTag, comm_, &request));
+  MPI_CHECK(MPI_Type_free(&type));  // MPI keeps it as long as the request needs it
+  return request;
+}
+
+MPI_Request MpiCommunicator::send(std::span<const Segment> parts, int64_t bytes) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  const Segment& first = parts.front();
+  if (std::adjacent_find(parts.begin(), parts.end(), std::not_fn(adjoin)) == parts.end()) {
+    MPI_CHECK(MPI_Isend(first.data, static_cast<int>(bytes), MPI_BYTE, first.peer, kTag, comm_,
+                        &request));
+    return request;
+  }
+  MPI_Datatype type = scattered(parts);
+  MPI_CHECK(MPI_Isend(MPI_BOTTOM, 1, type, first.peer, kTag, comm_, &request));
+  MPI_CHECK(MPI_Type_free(&type));
+  return request;
 }
 
 void MpiCommunicator::exchange(std::span<const Segment> sends, std::span<const Segment> recvs) {
@@ -86,17 +175,15 @@ void MpiCommunicator::exchange_overlapped(std::span<const Segment> sends,
   expected_bytes_.clear();
   // One tag: between two ranks messages do not overtake each other, so the i-th send meets the
   // i-th receive. Receives first: nothing has to be buffered as unexpected.
-  for_each_part(recvs, [this](int peer, std::byte* data, int bytes) {
-    requests_.push_back(MPI_REQUEST_NULL);
-    expected_bytes_.push_back(bytes);
-    MPI_CHECK(MPI_Irecv(data, bytes, MPI_BYTE, peer, kTag, comm_, &requests_.back()));
+  for_each_message(recvs, [this](std::span<const Segment> parts, int64_t bytes) {
+    expected_bytes_.push_back(static_cast<int>(bytes));
+    requests_.push_back(receive(parts, bytes));
   });
   int ready = -1;
-  for_each_part(sends, [&](int peer, std::byte* data, int bytes) {
-    if (peer != ready) overlap.make_ready(peer);
-    ready = peer;
-    requests_.push_back(MPI_REQUEST_NULL);
-    MPI_CHECK(MPI_Isend(data, bytes, MPI_BYTE, peer, kTag, comm_, &requests_.back()));
+  for_each_message(sends, [&](std::span<const Segment> parts, int64_t bytes) {
+    const int peer = parts.front().peer;
+    if (peer != std::exchange(ready, peer)) overlap.make_ready(peer);
+    requests_.push_back(send(parts, bytes));
   });
   overlap.meanwhile();
   statuses_.resize(requests_.size());

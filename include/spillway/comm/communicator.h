@@ -62,9 +62,9 @@ class Communicator {
   /// addresses. A segment to oneself is an error (the caller copies). Empty segments are allowed
   /// and move nothing.
   virtual void exchange(std::span<const Segment> sends, std::span<const Segment> recvs) = 0;
-  /// The same with work in between: before the first send to each peer, in the order of `sends`,
-  /// its `make_ready`; all sends to one peer stand together. The base class overlaps nothing: all
-  /// work, then `exchange`.
+  /// The same with work in between: `make_ready` of each peer that is sent anything before the
+  /// first send to it, once, peers in an order of the transport's choice. The base class overlaps
+  /// nothing: all work, then `exchange`.
   virtual void exchange_overlapped(std::span<const Segment> sends, std::span<const Segment> recvs,
                                    const Overlap& overlap);
   /// In place sum of a f32 or f64 tensor of equal shape on every rank: this rank's `chunk_of` it
