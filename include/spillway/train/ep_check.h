@@ -38,8 +38,9 @@ struct EpCheckTolerance {
   /// Two experts whose selection scores are closer than this may change places by rounding.
   double margin;
 };
-/// f32 sums in another order differ by a few units of 6e-8 a term; bf16 products carry 8 bits, so a
-/// gradient that is summed in other groups of rows differs by parts of a percent.
+/// f32: sums of the same terms in another order differ by units of 6e-8, over a thousand terms by
+/// some 1e-6. bf16: sums are fp32 all the same, so only a result that lies between two bf16 values
+/// may go the other way: 2^-9 of some elements.
 EpCheckTolerance ep_check_tolerance(DType dtype);
 
 /// Tokens whose experts differ between the two runs, in the first layer of a micro-batch where any
