@@ -7,6 +7,7 @@
 #include "bench.h"
 #include "bench_routing.h"
 #include "spillway/comm/mpi_reference.h"
+#include "spillway/core/math.h"
 #include "spillway/ep/session.h"
 #include "spillway/plan/sizing.h"
 #include "spillway/train/run_options.h"
@@ -43,6 +44,11 @@ void check_options(const EpOptions& o, const comm::Communicator& world) {
     throw train::SharedError(str("bench ep: --experts is ", o.experts,
                                  "; allowed: a multiple of the ", world.size(), " ranks"),
                              ExitCode::kConfig);
+  }
+  if (!is_power_of_two(o.alignment)) {
+    throw train::SharedError(
+        str("bench ep: --alignment is ", o.alignment, "; allowed: a power of two"),
+        ExitCode::kConfig);
   }
   if (o.top_k > o.experts) {
     throw train::SharedError(

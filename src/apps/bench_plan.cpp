@@ -56,6 +56,9 @@ class PlanBench {
                 .drop_on_overflow = true,
                 .drop_order = order_},
         counts_(Tensor::empty(ctx_, {options.experts}, DType::kI64)) {
+    config_.recv_capacity_per_rank = {
+        options.alignment};  // any that is valid, until demand is known
+    ep::validate(config_);
     matrix_ = {.ep = options.ep, .num_experts = options.experts};
     for (int64_t rank = 0; rank < options.ep; ++rank) {
       const auto stream = static_cast<uint64_t>(rank);
@@ -73,7 +76,6 @@ class PlanBench {
                  round_down(static_cast<int64_t>(static_cast<double>(highest) * options.capacity),
                             options.alignment));
     config_.recv_capacity_per_rank = {capacity_};
-    ep::validate(config_);
   }
 
   Json run() {

@@ -10,10 +10,8 @@ namespace spillway::bench {
 
 Tensor random_routing(Context& ctx, int64_t num_tokens, int64_t top_k, int64_t num_experts,
                       double skew, uint64_t seed, uint64_t stream) {
-  if (top_k > num_experts) {
-    throw ConfigError(
-        str("bench: --top-k is ", top_k, "; allowed: at most --experts = ", num_experts));
-  }
+  SPILLWAY_CHECK(top_k <= num_experts, "top_k is ", top_k, "; allowed: at most the ", num_experts,
+                 " experts");
   std::vector<double> up_to(static_cast<size_t>(num_experts));  // sums of the weights
   double total = 0.0;
   for (int64_t e = 0; e < num_experts; ++e) {

@@ -132,6 +132,7 @@ class BenchTest(unittest.TestCase):
     def test_ep_needs_ranks_that_share_the_experts(self):
         for ranks, arguments, named in ((1, [], "2 or more"), (2, ["--experts", "3"], "--experts"),
                                         (2, ["--experts", "2", "--top-k", "3"], "--top-k"),
+                                        (2, ["--alignment", "3"], "--alignment"),
                                         (2, ["--dtype", "f16"], "--dtype")):
             with self.subTest(arguments=arguments):
                 code, out, err = self.bench_of_ranks(ranks, "ep", *arguments)
@@ -173,7 +174,7 @@ class BenchTest(unittest.TestCase):
                                  (["ep"], "2 or more"), (["ep", "--hidden", "0"], "--hidden"),
                                  (["plan", "--order", "best"], "--order"),
                                  (["plan", "--experts", "12"], "--experts"),
-                                 (["plan", "--experts", "8", "--top-k", "9"], "--top-k"),
+                                 (["plan", "--experts", "8", "--top-k", "9"], "top_k"),
                                  (["plan", "--alignment", "3"], "alignment")):
             with self.subTest(arguments=arguments):
                 code, out, err = self.bench(*arguments)
