@@ -12,6 +12,9 @@ namespace {
 constexpr int64_t kSteps = 2;
 /// Far above any gradient: an update is then lr / kEpsilon times the averaged gradient.
 constexpr double kEpsilon = 100.0;
+/// lr / kEpsilon. With clipped gradients (a norm of the order of 1) weights move by parts of a
+/// percent: far more than their rounding, so that an update without the clip factor shows.
+constexpr double kStepSize = 0.2;
 
 config::Config checked_config(config::Config config, int64_t ep) {
   config.parallel.ep = ep;
@@ -20,9 +23,10 @@ config::Config checked_config(config::Config config, int64_t ep) {
   config.capacity.on_overflow = capacity::OnOverflow::kFail;
   config.data.valid.clear();
   config.checkpoint.resume = config::kNoResume;
-  // One step moves a weight as far as a usual one: lr times a gradient of the order of 1.
-  config.optim.lr *= kEpsilon;
-  config.optim.min_lr *= kEpsilon;
+  // Decay goes with lr: the same share of a weight as configured.
+  config.optim.weight_decay *= config.optim.lr / (kStepSize * kEpsilon);
+  config.optim.lr = config.optim.min_lr = kStepSize * kEpsilon;
+  config.optim.schedule = optim::Schedule::kConstant;
   config.optim.eps = kEpsilon;
   config.optim.warmup_steps = 0;
   config.train.steps = kSteps;
