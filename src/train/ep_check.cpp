@@ -132,7 +132,7 @@ class Table {
  public:
   explicit Table(int64_t ep, int64_t world) : ep_(ep) {
     out_ << "ep check: the same steps at ep 1 x dp " << world << " and at ep " << ep << " x dp "
-         << world / ep << ". Buffers are lossless, ZeRO is off, and\nadam's eps is so large that "
+         << world / ep << ". Buffers are lossless, ZeRO is off, and\nAdamW's eps is so large that "
          << "updates follow the gradient. Gradients and weights: relative L2 of the worst layer.\n";
     out_ << std::left << std::setw(kWidth) << "" << std::right << std::setw(15) << "ep 1"
          << std::setw(15) << str("ep ", ep) << std::setw(12) << "difference" << std::setw(9)
@@ -158,6 +158,7 @@ class Table {
   void note(const std::string& text) { out_ << text << "\n"; }
   void fail(const std::string& what) {
     if (failed_.empty()) failed_ = what;
+    ++failures_;
   }
   EpCheckResult result(size_t steps) {
     if (steps == 0) fail("nothing could be compared: step 1 went to other experts by rounding");
@@ -166,6 +167,7 @@ class Table {
            << (steps == 1 ? " step" : " steps");
     } else {
       out_ << "ep check FAILED: " << failed_;
+      if (failures_ > 1) out_ << " (and " << failures_ - 1 << " more)";
     }
     return {failed_.empty(), out_.str()};
   }
@@ -192,7 +194,8 @@ class Table {
   int64_t ep_;
   size_t step_ = 0;
   std::ostringstream out_;
-  std::string failed_;
+  std::string failed_;  // the first
+  int64_t failures_ = 0;
 };
 
 void compare_counts(const EpCheckStep& one, const EpCheckStep& other,
