@@ -138,6 +138,21 @@ TEST(KeptGatesByHand, ScalesTokensThatLostAndLeavesThoseThatCannot) {
   EXPECT_EQ(testing::to_doubles(d_gate), (std::vector<double>{0, 0, 0, 0, 2, 0, 0, 0}));
 }
 
+TEST(KeptGatesByHand, LeavesWhatIsTooSmallToBeDividedBy) {
+  Context ctx;
+  // S_all / S_kept is 1e40: no f32.
+  constexpr float kTiny = 1e-40F;
+  const Tensor gate = tensor_of<float>(ctx, {1, 2}, {1, kTiny});
+  const Tensor row_of = tensor_of<int64_t>(ctx, {1, 2}, {-1, 0});
+  const Tensor ids = tensor_of<int32_t>(ctx, {1, 2}, {0, 1});
+  Tensor out = Tensor::empty(ctx, {1, 2}, DType::kF32);
+  renormalize_kept(ctx, {gate, row_of, ids, out});
+  EXPECT_EQ(testing::to_doubles(out), (std::vector<double>{1, kTiny}));
+  const Tensor d_out = tensor_of<float>(ctx, {1, 2}, {3, 5});
+  renormalize_kept_backward(ctx, {d_out, gate, row_of, ids, out});
+  EXPECT_EQ(testing::to_doubles(out), (std::vector<double>{0, 5}));
+}
+
 TEST(KeptGatesErrors, NameTheTensor) {
   Context ctx;
   const Tensor gate = Tensor::zeros(ctx, {2, 2}, DType::kF32);

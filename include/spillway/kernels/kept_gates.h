@@ -17,12 +17,13 @@ struct RenormalizeArgs {
   Tensor& out;
 };
 
-/// out = gate * S_all / S_kept where kept; elsewhere, and in tokens with S_kept = 0, out = gate.
+/// out = gate * S_all / S_kept where kept; elsewhere, and in tokens with S_kept = 0 or so small that
+/// the quotient is infinite, out = gate.
 void renormalize_kept(Context& ctx, const RenormalizeArgs& args);
 
 /// The gradient of that with S_all a constant. For kept pairs
 ///   d_gate[t,j] = S_all / S_kept * (d_out[t,j] - sum over kept k of d_out[t,k] gate[t,k] / S_kept)
-/// (d_out where S_kept = 0), exactly 0 for all others. d_out, d_gate [T,K], may be one tensor.
+/// (d_out in such tokens), exactly 0 for all others. d_out, d_gate [T,K], may be one tensor.
 struct RenormalizeBackwardArgs {
   const Tensor& d_out;
   const Tensor& gate;

@@ -1,5 +1,7 @@
 #include "kept_gates.h"
 
+#include <cmath>
+
 #include "parallel.h"
 
 namespace spillway::kernels::cpu {
@@ -24,6 +26,12 @@ GateSums<T> sum_gates(const T* gate, const int64_t* row_of, const int32_t* ids, 
     if (kept || (ids != nullptr && ids[k] != kNoExpert)) sums.all += gate[k];
   }
   return sums;
+}
+
+// Nothing is done where S_kept is 0, nor where it is so small that S_all / S_kept is infinite.
+template <typename T>
+bool scales(const GateSums<T>& sums) {
+  return sums.kept != T(0) && !std::isinf(sums.all / sums.kept);
 }
 
 const int32_t* ids_of(const Tensor& topk_idx) {
@@ -52,7 +60,7 @@ void renormalize_kept(Context& ctx, const RenormalizeArgs& args) {
       const int64_t first = t * top_k;
       const GateSums<T> sums =
           sum_gates(gate + first, row_of + first, ids == nullptr ? ids : ids + first, top_k);
-      const T factor = sums.kept == T(0) ? T(1) : sums.all / sums.kept;
+      const T factor = scales(sums) ? sums.all / sums.kept : T(1);
       for (int64_t i = first; i < first + top_k; ++i) {
         out[i] = row_of[i] == kNotKept ? gate[i] : gate[i] * factor;
       }
@@ -73,7 +81,7 @@ void renormalize_kept_backward(Context& ctx, const RenormalizeBackwardArgs& args
       const GateSums<T> sums =
           sum_gates(gate + first, row_of + first, ids == nullptr ? ids : ids + first, top_k);
       T factor = 1, mean = 0;
-      if (sums.kept != T(0)) {
+      if (scales(sums)) {
         for (int64_t i = first; i < end; ++i) {
           if (row_of[i] != kNotKept) mean += d_out[i] * gate[i];
         }
