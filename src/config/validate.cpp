@@ -250,9 +250,14 @@ void warn_drops(const Config& config, std::vector<std::string>& warnings) {
   if (ep.drop_order != plan::DropOrder::kTail && !why.empty()) {
     warnings.push_back(str(order, ", without effect: ", why));
   }
-  if (ep.renormalize_kept && (!why.empty() || config.moe.top_k == 1)) {
-    warnings.push_back(str("ep.renormalize_kept is true, without effect: ",
-                           why.empty() ? "at moe.top_k = 1 a token keeps all or nothing" : why));
+  // Nothing dropped is no reason to be without effect: the sum of all is a constant in backward.
+  if (ep.renormalize_kept && config.moe.top_k == 1) {
+    warnings.emplace_back(
+        "ep.renormalize_kept is true at moe.top_k = 1: the weight of the one expert is a constant "
+        "in backward, so the router learns from auxiliary terms only");
+  } else if (ep.renormalize_kept && !why.empty()) {
+    warnings.push_back(str("ep.renormalize_kept is true, without effect on any weight: ", why,
+                           "; their gradients are those of weights with a constant sum"));
   }
   if (ep.drop_seed != 0 && ep.drop_order != plan::DropOrder::kRandom) {
     warnings.push_back(
