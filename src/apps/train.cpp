@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <thread>
@@ -20,6 +21,11 @@
 namespace {
 
 using namespace spillway;
+
+// A job without a run directory: how long a rank that fails waits for each rank below it, at most
+// so many of them.
+constexpr std::chrono::milliseconds kTurn{500};
+constexpr int kMostTurns = 6;
 
 void add_options(CLI::App& app, train::RunOptions& options) {
   app.add_option("--config", options.config_path, "Config file (JSON)")->required();
@@ -93,6 +99,10 @@ int guarded(const train::RunOptions& options, comm::Communicator& world, comm::M
     code = static_cast<int>(error.exit_code());
   } catch (const std::exception& error) {
     message = error.what();
+  }
+  if (run_dir.empty()) {
+    // No place for a mark: what all ranks run into is said by the lowest, which ends the job.
+    std::this_thread::sleep_for(kTurn * std::min(world.rank(), kMostTurns));
   }
   if (run_dir.empty() || train::claim_fatal_mark(run_dir, world.rank(), message)) {
     std::cerr << "[rank " << world.rank() << "] " << message << std::endl;

@@ -109,6 +109,11 @@ class CheckEpTest(unittest.TestCase):
         self.assertEqual((code, out), (2, ""), err)
         self.assertIn("parallel.ep", err)
 
+    def test_what_all_ranks_run_into_is_said_once(self):
+        code, out, err = self.check(WORLD, parallel__ep=EP, data__train=["no-such-file"])
+        self.assertEqual((code, out), (4, ""), err)
+        self.assertEqual(err.count("no-such-file"), 1, err)
+
     def test_a_run_directory_in_use_does_not_matter(self):
         self.place.run_dir.mkdir()
         mark = self.place.run_dir / "metrics.jsonl"
