@@ -17,8 +17,8 @@ struct RenormalizeArgs {
   Tensor& out;
 };
 
-/// out = gate * S_all / S_kept where kept; elsewhere, and in tokens with S_kept = 0 or so small that
-/// the quotient is infinite, out = gate.
+/// out = gate * S_all / S_kept where kept; elsewhere, and in tokens with S_kept = 0, or so small
+/// that the quotient is infinite, out = gate.
 void renormalize_kept(Context& ctx, const RenormalizeArgs& args);
 
 /// The gradient of that with S_all a constant. For kept pairs
