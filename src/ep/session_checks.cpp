@@ -36,14 +36,32 @@ void check_parts(const RoutingHandle& handle, const char* where) {
   const HandleHeader& header = handle.header;
   const Shape map_shape{header.num_tokens, header.top_k};
   require_field(where, "[num_tokens, top_k]", map_shape, handle.row_of.shape(), "its map's are");
-  const auto num_cells = static_cast<size_t>(header.num_experts);
-  const size_t num_zones = num_cells / static_cast<size_t>(header.ep);
-  const bool sized =
-      handle.send_counts.size() == num_cells && handle.recv_counts.size() == num_cells &&
-      handle.token_counts.size() == num_zones && handle.slot_counts.size() == num_zones &&
-      handle.zone_begin.size() == num_zones;
-  SPILLWAY_CHECK(sized, where, ": the handle's counts are not those of num_experts = ", num_cells,
-                 " experts on ep = ", header.ep, " ranks");
+  const int64_t num_zones = header.num_experts / header.ep;
+  const auto require_entries = [&](const char* name, const std::vector<int64_t>& counts,
+                                   int64_t entries) {
+    require_field(where, str("number of ", name).c_str(), static_cast<int64_t>(counts.size()),
+                  entries, "num_experts and ep give");
+  };
+  require_entries("send_counts", handle.send_counts, header.num_experts);
+  require_entries("recv_counts", handle.recv_counts, header.num_experts);
+  require_entries("token_counts", handle.token_counts, num_zones);
+  require_entries("slot_counts", handle.slot_counts, num_zones);
+  require_entries("zone_begin", handle.zone_begin, num_zones);
+}
+
+// Rows are staged by the maps and moved by the counts: a map of another length would be overrun.
+void check_map_lengths(const RoutingHandle& handle, int64_t rank, const char* where) {
+  int64_t num_sent = 0, num_local = 0;
+  const int64_t num_zones = handle.header.num_experts / handle.header.ep;
+  for (int64_t expert = 0; expert < handle.header.num_experts; ++expert) {
+    const int64_t count = handle.send_counts[static_cast<size_t>(expert)];
+    (expert / num_zones == rank ? num_local : num_sent) += count;
+  }
+  const Shape sent{num_sent}, local{num_local};
+  constexpr const char* kCounts = "its send_counts give";
+  require_field(where, "send_assignment", handle.send_assignment.shape(), sent, kCounts);
+  require_field(where, "local_assignment", handle.local_assignment.shape(), local, kCounts);
+  require_field(where, "local_slot", handle.local_slot.shape(), local, kCounts);
 }
 
 }  // namespace
@@ -80,6 +98,7 @@ void Session::check_handle(const RoutingHandle& handle, const Call& call, const 
   if (config_.poison && header.maps_checksum != maps_checksum(handle)) {
     throw Error(str(where, ": handle maps corrupted"));
   }
+  check_map_lengths(handle, topology_.ep_rank(), where);
 }
 
 void Session::check_slots(const RoutingHandle& handle, const char* where, const char* name,

@@ -238,6 +238,27 @@ TEST_F(HandleCorruption, OfAnotherShape) {
                "the handle's drop_order is score, the session's is tail");
 }
 
+// Not only in debug mode: the transports would read and write beyond them.
+TEST_F(HandleCorruption, PartsOfAnotherLengthAreNamed) {
+  bootstrap(config_);
+  const RoutingHandle& good = prepared_.handle;
+  RoutingHandle bad = good;
+  bad.recv_counts.pop_back();
+  expect_error(bad, "the handle's number of recv_counts is 7, num_experts and ep give 8");
+  const auto longer = [&](const Tensor& map) {
+    return Tensor::zeros(w_->ctx, {map.dim(0) + 1}, DType::kI64);
+  };
+  bad = good;
+  bad.send_assignment = longer(good.send_assignment);
+  const int64_t sent = good.send_assignment.dim(0), local = good.local_slot.dim(0);
+  expect_error(bad, str("the handle's send_assignment is [", sent + 1, "], its send_counts give [",
+                        sent, "]"));
+  bad = good;
+  bad.local_slot = longer(good.local_slot);
+  expect_error(
+      bad, str("the handle's local_slot is [", local + 1, "], its send_counts give [", local, "]"));
+}
+
 TEST_F(HandleCorruption, OfTensorsOfAnotherShape) {
   bootstrap(config_);
   const RoutingHandle& handle = prepared_.handle;
