@@ -15,7 +15,7 @@ namespace spillway::plan {
 namespace {
 
 constexpr uint64_t kLastKey = std::numeric_limits<uint64_t>::max();
-constexpr int kBins = 256;
+constexpr int kRandomBins = 256;
 
 struct Window {
   uint64_t first = 0, last = kLastKey;
@@ -101,15 +101,15 @@ class RandomOrder {
   // first that does not.
   std::vector<Row> take_bins(const Window& window, Zones& zones, KeptRows& rows) const {
     int shift = 0;
-    while ((window.last - window.first) >> shift >= kBins) ++shift;
+    while ((window.last - window.first) >> shift >= kRandomBins) ++shift;
     const auto experts = static_cast<size_t>(inbox_.num_experts);
-    std::vector<int64_t> bins(kBins * experts, 0);  // [256, L]
+    std::vector<int64_t> bins(kRandomBins * experts, 0);  // [256, L]
     for (const Row& row : near_) {
       const auto local = static_cast<size_t>(row.cell / inbox_.num_sources);
       ++bins[((row.key - window.first) >> shift) * experts + local];
     }
     uint64_t bin = 0;
-    while (bin < kBins && zones.take_all(bins.data() + bin * experts)) ++bin;
+    while (bin < kRandomBins && zones.take_all(bins.data() + bin * experts)) ++bin;
     std::vector<Row> last_bin;
     for (const Row& row : near_) {
       const uint64_t its_bin = (row.key - window.first) >> shift;
