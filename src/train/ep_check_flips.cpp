@@ -116,7 +116,7 @@ EpCheckFlips find_flips(const config::Config& config, const EpCheckStep& one,
         ++flips.tokens;
         scores.set_token(t);
         const double margin = swap_margin(config.moe, scores, at_one, at_other);
-        if (flips.layer >= 0 && margin <= flips.margin) continue;
+        if (flips.layer >= 0 && !(margin > flips.margin)) continue;
         flips.margin = margin;
         flips.layer = static_cast<int64_t>(layer);
       }

@@ -4,7 +4,9 @@ the worst-case run, `drop` keeps its ledger under every order.
 usage: overflow_program_test.py BUILD_DIR [unittest options]
 """
 
+import json
 import re
+import subprocess
 import sys
 import unittest
 from pathlib import Path
@@ -87,6 +89,7 @@ class FailTest(OverflowCase):
         self.assertTrue(found, err)
         self.assertEqual([int(number) for number in found.groups()],
                          [LAYER, rank, demand, demand - 1, demand])
+        self.check_bare_mpirun(config)
         expected = losses(worst)
         self.assertEqual(losses(folder), {s: expected[s] for s in range(1, step)})
         committed = sorted(path.parent.name for path in folder.glob("checkpoints/*/COMMITTED"))
@@ -100,6 +103,19 @@ class FailTest(OverflowCase):
         grown = [line for line in of_type(lines, "reconfigure") if line["kind"] == "grow"]
         self.assertEqual((grown[0]["step"], grown[0]["layer"], grown[0]["micro_batch"],
                           grown[0]["group"]), (step, LAYER, MICRO_BATCH, rank // ep))
+
+    def check_bare_mpirun(self, config):
+        """The exit code and the one line do not come from the launcher."""
+        path = self.place.folder / "bare.json"
+        path.write_text(json.dumps(config))
+        job = subprocess.run(
+            ["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+             "--mca", "mpi_yield_when_idle", "1", "-x", "OMP_NUM_THREADS=1", "-x",
+             "OMP_WAIT_POLICY=passive", "-n", str(WORLD), str(BUILD / "bin" / "train"), "--config",
+             str(path), "--run-dir", str(self.place.folder / "bare")],
+            capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(job.returncode, FAILED_OVERFLOW, job.stderr)
+        self.assertEqual(job.stderr.count("OverflowError"), 1, job.stderr)
 
     def test_one_group_of_eight(self):
         self.check(ep=8)

@@ -12,8 +12,8 @@ constexpr uint64_t kOrders = 4;
 
 /// Of all orders together. Eight ranks share two cores.
 uint64_t num_cases(int world_size) {
-  if (world_size >= 8) return 320;
-  return world_size >= 4 ? 600 : 1000;
+  if (world_size >= 8) return 1000;
+  return world_size >= 4 ? 1600 : 2000;
 }
 
 class Property : public ::testing::TestWithParam<plan::DropOrder> {
