@@ -78,7 +78,7 @@ def recompute_row(name, lines):
             f"{last['saved_bytes']['dispatch'] / MIB:.1f} MiB",
             f"{counters['all_to_all_bytes'] / MIB:.1f} MiB",
             f"{counters['avoided']['all_to_all_bytes'] / MIB:.1f} MiB",
-            f"{steps[len(steps) // 2]:.0f}", f"{last['loss']:.6f}"]
+            f"{steps[len(steps) // 2]:.0f}", last["loss"]]
 
 
 def main():
