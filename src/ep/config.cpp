@@ -6,6 +6,7 @@
 #include "config_fields.h"
 #include "spillway/core/choice.h"
 #include "spillway/core/math.h"
+#include "spillway/plan/sizing.h"
 
 namespace spillway::ep {
 namespace {
@@ -26,6 +27,9 @@ void require(bool condition, const std::string& field, const T& value, const std
   }
 }
 
+// A row of row_of is below max_tokens_per_rank * top_k rows sent + the slots of the buffer.
+constexpr int64_t kMostIndices = std::numeric_limits<int32_t>::max();
+
 std::string element(const std::string& list, size_t i) { return str(list, "[", i, "]"); }
 
 void validate_capacities(const EpConfig& config) {
@@ -43,7 +47,38 @@ void validate_capacities(const EpConfig& config) {
           str("0, or one a layer = ", capacities.size()));
 }
 
+// In an order in which no product leaves 64 bits.
+void validate_index_bounds(const EpConfig& config) {
+  constexpr const char* kWhy = ": the maps of a routing handle hold 31-bit indices";
+  require(config.num_experts < kMostIndices, "num_experts", config.num_experts,
+          str("below ", kMostIndices, ": expert ids are i32"));
+  require(config.max_tokens_per_rank < kMostIndices / config.top_k, "max_tokens_per_rank",
+          config.max_tokens_per_rank,
+          str("below ", kMostIndices / config.top_k, " at top_k = ", config.top_k, kWhy));
+  const int64_t most = most_capacity(config);
+  require(config.alignment <= most, "alignment", config.alignment,
+          str("at most ", most, " slots", kWhy));
+  for (size_t layer = 0; layer < config.recv_capacity_per_rank.size(); ++layer) {
+    require(config.recv_capacity_per_rank[layer] <= most, element("recv_capacity_per_rank", layer),
+            config.recv_capacity_per_rank[layer], str("at most ", most, " slots", kWhy));
+  }
+  const std::string allowed =
+      str("what at most ", most, " slots hold when all of the group send what they can", kWhy);
+  require(config.ep <= kMostIndices / config.max_tokens_per_rank, "ep * max_tokens_per_rank",
+          str(config.ep, " * ", config.max_tokens_per_rank), allowed);
+  const int64_t worst_case =
+      plan::worst_case_slots(config.ep * config.max_tokens_per_rank, config.top_k,
+                             config.num_experts / config.ep, config.alignment);
+  require(worst_case <= most, "ep * max_tokens_per_rank",
+          str(config.ep * config.max_tokens_per_rank, " (worst case ", worst_case, " slots)"),
+          allowed);
+}
+
 }  // namespace
+
+int64_t most_capacity(const EpConfig& config) {
+  return kMostIndices - config.max_tokens_per_rank * config.top_k;
+}
 
 std::vector<ConfigField> config_fields(const EpConfig& config) {
   // Taken apart so that a field added to the struct and forgotten here does not compile.
@@ -92,6 +127,7 @@ void validate(const EpConfig& config) {
   require(config.max_tokens_per_rank >= 1, "max_tokens_per_rank", config.max_tokens_per_rank,
           "at least 1");
   validate_capacities(config);
+  validate_index_bounds(config);
   require(!(config.drop_on_overflow && config.grow_on_overflow), "grow_on_overflow", "true",
           "false when drop_on_overflow is true");
   require(std::isfinite(config.grow_margin) && config.grow_margin >= 0.0, "grow_margin",

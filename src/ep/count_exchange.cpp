@@ -46,6 +46,10 @@ std::string find_problem(const EpConfig& config, const PrepareArgs& args) {
     return str("capacity is ", args.capacity,
                " slots; allowed: 0 or a multiple of alignment = ", config.alignment);
   }
+  if (args.capacity > most_capacity(config)) {
+    return str("capacity is ", args.capacity, " slots; allowed: at most ", most_capacity(config),
+               ": the maps of a routing handle hold 31-bit indices");
+  }
   const Tensor& ids = args.topk_idx;
   if (!ids.defined() || ids.dtype() != DType::kI32 || ids.shape().rank() != 2 ||
       ids.dim(1) != config.top_k) {

@@ -65,7 +65,7 @@ kernels::KeepKey key_of(plan::DropOrder order) {
 }
 
 Tensor index_tensor(Context& ctx, const Shape& shape) {
-  return Tensor::empty(ctx, shape, DType::kI64, Purpose::kActivations);
+  return Tensor::empty(ctx, shape, kIndexType, Purpose::kActivations);
 }
 
 // Routed and dropped by expert and by source, of one receiving rank.

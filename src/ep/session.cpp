@@ -65,6 +65,8 @@ void Session::raise_capacity(int64_t layer, int64_t capacity) {
   require_layer("raise_capacity", layer);
   SPILLWAY_CHECK(capacity >= 0 && capacity % config_.alignment == 0, "raise_capacity: capacity is ",
                  capacity, " slots; allowed: a multiple of alignment = ", config_.alignment);
+  SPILLWAY_CHECK(capacity <= most_capacity(config_), "raise_capacity: capacity is ", capacity,
+                 " slots; allowed: at most ", most_capacity(config_));
   int64_t& current = capacities_[static_cast<size_t>(layer)];
   if (capacity <= current) return;
   current = capacity;

@@ -91,7 +91,7 @@ void Session::check_handle(const RoutingHandle& handle, const Call& call, const 
   require_field(where, "ep", header.ep, config_.ep, kSession);
   require_field(where, "alignment", header.alignment, config_.alignment, kSession);
   require_field(where, "index_type", dtype_text(header.index_type),
-                dtype_text(static_cast<int64_t>(DType::kI64)), kSession);
+                dtype_text(static_cast<int64_t>(kIndexType)), kSession);
   require_field(where, "drop_order", drop_order_name(header.drop_order),
                 drop_order_name(static_cast<int64_t>(config_.drop_order)), kSession);
   check_parts(handle, where);

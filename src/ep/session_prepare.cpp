@@ -69,7 +69,7 @@ HandleHeader Session::make_header(const PrepareArgs& args, int64_t capacity) con
           .ep = config_.ep,
           .alignment = config_.alignment,
           .capacity = capacity,
-          .index_type = static_cast<int64_t>(DType::kI64),
+          .index_type = static_cast<int64_t>(kIndexType),
           .drop_order = static_cast<int64_t>(config_.drop_order)};
 }
 

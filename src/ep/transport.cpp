@@ -110,10 +110,10 @@ void move(const Route& route, Direction direction, const std::vector<Payload>& l
 
 // Token of each assignment: t of the flat index t*K + k.
 Tensor tokens_of(const Route& route, const Tensor& assignments) {
-  Tensor tokens = Tensor::empty(route.ctx, assignments.shape(), DType::kI64, Purpose::kWorkspace);
-  const int64_t top_k = route.handle.header.top_k;
-  const int64_t* from = assignments.data<int64_t>();
-  int64_t* to = tokens.data<int64_t>();
+  Tensor tokens = Tensor::empty(route.ctx, assignments.shape(), kIndexType, Purpose::kWorkspace);
+  const auto top_k = static_cast<int32_t>(route.handle.header.top_k);
+  const int32_t* from = assignments.data<int32_t>();
+  int32_t* to = tokens.data<int32_t>();
   for (int64_t i = 0; i < assignments.numel(); ++i) to[i] = from[i] / top_k;
   return tokens;
 }
@@ -124,7 +124,7 @@ void place_own(const Route& route, const Tensor& rows, Tensor& row_slots, const 
   const RoutingHandle& handle = route.handle;
   const auto experts_per_rank = static_cast<int64_t>(handle.token_counts.size());
   const Tensor tokens = tokens_of(route, handle.local_assignment);
-  const int64_t* slot_of = handle.local_slot.data<int64_t>();
+  const int32_t* slot_of = handle.local_slot.data<int32_t>();
   int64_t begin = 0;
   for (int64_t local = 0; local < experts_per_rank; ++local) {
     const int64_t count = handle.recv_counts[cell(route.group.rank(), local, experts_per_rank)];

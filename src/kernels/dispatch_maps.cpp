@@ -1,5 +1,8 @@
 #include "spillway/kernels/dispatch_maps.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "checks.h"
 #include "cpu/dispatch_maps.h"
 #include "dispatch.h"
@@ -14,14 +17,15 @@ void check_ids_and_gates(Context& ctx, const char* op, const Tensor& topk_idx, c
   check_rank(op, {"topk_idx", topk_idx}, 2);
   check_accumulator(op, {"gate", gate});
   check_shape(op, {"gate", gate}, topk_idx.shape());
-  check_dtype(op, {"row_of", row_of}, DType::kI64);
+  check_dtype(op, {"row_of", row_of}, DType::kI32);
   check_shape(op, {"row_of", row_of}, topk_idx.shape());
 }
 
 /// Experts in ascending order fill the send map and the local maps from their beginning to their
 /// end: no write can fall outside, and none is missing.
 void check_experts(const char* op, const DispatchMapsArgs& args) {
-  int64_t sent = 0, local = 0, routed = 0;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  int64_t sent = 0, local = 0, routed = 0, most_rows = 0;
   for (size_t e = 0; e < args.experts.size(); ++e) {
     const ExpertRows& rows = args.experts[e];
     int64_t& next = rows.local ? local : sent;
@@ -32,11 +36,15 @@ void check_experts(const char* op, const DispatchMapsArgs& args) {
                    rows.first_entry, ", it must be ", next);
     next += rows.kept;
     routed += rows.routed;
+    most_rows = std::max(most_rows, rows.first_row + rows.kept);
   }
   SPILLWAY_CHECK(sent == args.send_assignment.dim(0) && local == args.local_assignment.dim(0), op,
                  ": the experts keep ", sent, " rows to send and ", local,
                  " that stay for send_assignment ", args.send_assignment.shape(),
                  ", local_assignment ", args.local_assignment.shape());
+  SPILLWAY_CHECK(args.topk_idx.numel() <= kMost && most_rows <= kMost, op, ": topk_idx ",
+                 args.topk_idx.shape(), " and row_of up to ", most_rows,
+                 " must be below 2^31: the maps are i32");
   SPILLWAY_CHECK(routed <= args.topk_idx.numel(), op, ": ", routed, " assignments in topk_idx ",
                  args.topk_idx.shape());
 }
@@ -50,11 +58,11 @@ void dispatch_maps(Context& ctx, const DispatchMapsArgs& args) {
                 {{"send_assignment", args.send_assignment},
                  {"local_assignment", args.local_assignment},
                  {"local_slot", args.local_slot}});
-  check_dtype(kOp, {"send_assignment", args.send_assignment}, DType::kI64);
+  check_dtype(kOp, {"send_assignment", args.send_assignment}, DType::kI32);
   check_rank(kOp, {"send_assignment", args.send_assignment}, 1);
-  check_dtype(kOp, {"local_assignment", args.local_assignment}, DType::kI64);
+  check_dtype(kOp, {"local_assignment", args.local_assignment}, DType::kI32);
   check_rank(kOp, {"local_assignment", args.local_assignment}, 1);
-  check_dtype(kOp, {"local_slot", args.local_slot}, DType::kI64);
+  check_dtype(kOp, {"local_slot", args.local_slot}, DType::kI32);
   check_shape(kOp, {"local_slot", args.local_slot}, args.local_assignment.shape());
   check_experts(kOp, args);
   if (args.topk_idx.numel() == 0) return;

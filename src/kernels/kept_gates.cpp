@@ -12,7 +12,7 @@ void check_gates(Context& ctx, const char* op, const Tensor& gate, const Tensor&
   check_tensors(ctx, op, {{"gate", gate}, {"row_of", row_of}});
   check_rank(op, {"gate", gate}, 2);
   check_accumulator(op, {"gate", gate});
-  check_dtype(op, {"row_of", row_of}, DType::kI64);
+  check_dtype(op, {"row_of", row_of}, DType::kI32);
   check_shape(op, {"row_of", row_of}, gate.shape());
   if (!topk_idx.defined()) return;
   check_tensors(ctx, op, {{"topk_idx", topk_idx}});

@@ -11,7 +11,7 @@ namespace {
 void check_gather(Context& ctx, const char* op, const Tensor& x, const Tensor& index,
                   const Tensor& out) {
   check_tensors(ctx, op, {{"x", x}, {"index", index}, {"out", out}});
-  check_dtype(op, {"index", index}, DType::kI64);
+  check_dtype(op, {"index", index}, DType::kI32);
   check_rank(op, {"index", index}, 1);
   check_dtype(op, {"out", out}, x.dtype());
 }
@@ -20,7 +20,7 @@ void check_gather(Context& ctx, const char* op, const Tensor& x, const Tensor& i
 void check_map(Context& ctx, const char* op, const Tensor& map, const Tensor& remote,
                const Tensor& local, const Tensor& out) {
   check_tensors(ctx, op, {{"map", map}, {"remote", remote}, {"local", local}, {"out", out}});
-  check_dtype(op, {"map", map}, DType::kI64);
+  check_dtype(op, {"map", map}, DType::kI32);
   check_rank(op, {"map", map}, 2);
   check_floating(op, {"local", local});
   check_dtype(op, {"remote", remote}, local.dtype());

@@ -15,7 +15,7 @@ Form row_of(const EpFacts& facts, int64_t rows) { return {rows, facts.hidden, fa
 Form gate_of(const EpFacts& facts, int64_t rows) {
   return {rows, 1, accumulator_dtype(facts.dtype)};
 }
-Form index(int64_t rows) { return {rows, 1, DType::kI64}; }
+Form index(int64_t rows) { return {rows, 1, ep::kIndexType}; }
 
 BlockPtr like(Tape& tape, const Form& form, const BlockPtr& block) {
   return tape.empty(form, block->purpose());

@@ -118,12 +118,12 @@ class DispatchMaps : public ::testing::TestWithParam<MapsCase> {
 };
 
 std::vector<int64_t> values(const Tensor& x) {
-  return {x.span<int64_t>().begin(), x.span<int64_t>().end()};
+  return {x.span<int32_t>().begin(), x.span<int32_t>().end()};
 }
 
 TEST_P(DispatchMaps, HoldWhatIsKeptAndWhereItGoes) {
-  Guarded row_of(ctx_, ids_.shape(), DType::kI64), sent(ctx_, {num_sent_}, DType::kI64),
-      local(ctx_, {num_local_}, DType::kI64), slot(ctx_, {num_local_}, DType::kI64);
+  Guarded row_of(ctx_, ids_.shape(), DType::kI32), sent(ctx_, {num_sent_}, DType::kI32),
+      local(ctx_, {num_local_}, DType::kI32), slot(ctx_, {num_local_}, DType::kI32);
   dispatch_maps(ctx_, {.topk_idx = ids_,
                        .gate = gate_,
                        .experts = experts_,
@@ -150,10 +150,10 @@ TEST_P(DispatchMaps, HoldWhatIsKeptAndWhereItGoes) {
 }
 
 TEST_P(DispatchMaps, SumsOfWhatIsDropped) {
-  Tensor row_of = Tensor::empty(ctx_, ids_.shape(), DType::kI64);
-  std::fill_n(row_of.data<int64_t>(), row_of.numel(), -1);
+  Tensor row_of = Tensor::empty(ctx_, ids_.shape(), DType::kI32);
+  std::fill_n(row_of.data<int32_t>(), row_of.numel(), -1);
   for (const std::vector<int64_t>& kept : kept_) {
-    for (const int64_t i : kept) row_of.data<int64_t>()[i] = i;
+    for (const int64_t i : kept) row_of.data<int32_t>()[i] = static_cast<int32_t>(i);
   }
   double all = 0.0, dropped = 0.0;
   int64_t fully_dropped = 0;
@@ -163,7 +163,7 @@ TEST_P(DispatchMaps, SumsOfWhatIsDropped) {
       if (ids_.data<int32_t>()[i] < 0) continue;
       ++had;
       all += testing::element(gate_, i);
-      if (row_of.data<int64_t>()[i] >= 0) {
+      if (row_of.data<int32_t>()[i] >= 0) {
         ++left;
       } else {
         dropped += testing::element(gate_, i);
@@ -206,9 +206,9 @@ TEST(DispatchMapsByHand, EqualScoresAreKeptInTokenOrder) {
   const Tensor gate = tensor_of<float>(ctx, {5, 1}, {0.25F, 0.5F, 0.25F, 0.125F, 0.25F});
   const std::vector<ExpertRows> experts{
       {.routed = 5, .kept = 3, .by_key = true, .cut = score_key(0.25F), .at_cut = 2}};
-  Tensor row_of = Tensor::empty(ctx, {5, 1}, DType::kI64);
-  Tensor sent = Tensor::empty(ctx, {3}, DType::kI64);
-  Tensor none = Tensor::empty(ctx, {0}, DType::kI64), slots = none;
+  Tensor row_of = Tensor::empty(ctx, {5, 1}, DType::kI32);
+  Tensor sent = Tensor::empty(ctx, {3}, DType::kI32);
+  Tensor none = Tensor::empty(ctx, {0}, DType::kI32), slots = none;
   const auto run = [&](const std::vector<ExpertRows>& table) {
     dispatch_maps(ctx, {.topk_idx = ids,
                         .gate = gate,
@@ -227,6 +227,11 @@ TEST(DispatchMapsByHand, EqualScoresAreKeptInTokenOrder) {
   EXPECT_TRUE(throws_with<Error>([&] { run({{.routed = 5, .kept = 6}}); }, {"expert 0 keeps 6"}));
   EXPECT_TRUE(throws_with<Error>([&] { run({{.routed = 5, .kept = 3, .first_entry = 1}}); },
                                  {"first entry of expert 0 is 1"}));
+  constexpr int64_t kBeyond = int64_t{1} << 31;
+  EXPECT_TRUE(throws_with<Error>([&] { run({{.routed = 5, .kept = 3, .first_row = kBeyond - 3}}); },
+                                 {"row_of up to 2147483648", "below 2^31"}));
+  run({{.routed = 5, .kept = 3, .first_row = kBeyond - 4}});
+  EXPECT_EQ(values(row_of)[0], kBeyond - 4);
 }
 
 TEST(CountExperts, OddSizesAndHolesAndRange) {

@@ -24,19 +24,19 @@ class KeptGates : public ::testing::TestWithParam<GatesCase> {
     const GatesCase& c = GetParam();
     Rng rng(3);
     std::vector<int32_t> ids;
-    std::vector<int64_t> rows;
+    std::vector<int32_t> rows;
     for (int64_t i = 0; i < c.tokens * c.top_k; ++i) {
       const bool none = rng.below(5) == 0;
       ids.push_back(none ? -1 : static_cast<int32_t>(i % 7));
-      rows.push_back(none || i < c.top_k || rng.below(3) == 0 ? -1 : i);
+      rows.push_back(none || i < c.top_k || rng.below(3) == 0 ? -1 : static_cast<int32_t>(i));
     }
     ids_ = tensor_of<int32_t>(ctx_, shape(), ids);
-    row_of_ = tensor_of<int64_t>(ctx_, shape(), rows);
+    row_of_ = tensor_of<int32_t>(ctx_, shape(), rows);
     gate_ = Tensor::empty(ctx_, shape(), c.dtype);
     for (int64_t i = 0; i < gate_.numel(); ++i) testing::set_element(gate_, i, 0.1 + rng.uniform());
   }
   Shape shape() const { return {GetParam().tokens, GetParam().top_k}; }
-  bool kept(int64_t i) const { return row_of_.data<int64_t>()[i] >= 0; }
+  bool kept(int64_t i) const { return row_of_.data<int32_t>()[i] >= 0; }
   bool assigned(int64_t i) const { return ids_.data<int32_t>()[i] >= 0; }
 
   // With S_all of `constant` and all else of `gate`.
@@ -126,7 +126,7 @@ TEST(KeptGatesByHand, ScalesTokensThatLostAndLeavesThoseThatCannot) {
   Context ctx;
   // Token 0 lost 1 of 4; token 1 lost all; token 2 kept gates that cancel; token 3 has a hole.
   const Tensor gate = tensor_of<float>(ctx, {4, 2}, {3, 1, 2, 5, 0, 7, 6, 9});
-  const Tensor row_of = tensor_of<int64_t>(ctx, {4, 2}, {0, -1, -1, -1, 1, -1, 2, -1});
+  const Tensor row_of = tensor_of<int32_t>(ctx, {4, 2}, {0, -1, -1, -1, 1, -1, 2, -1});
   const Tensor ids = tensor_of<int32_t>(ctx, {4, 2}, {0, 1, 0, 1, 0, 1, 0, -1});
   Tensor out = Tensor::empty(ctx, {4, 2}, DType::kF32);
   renormalize_kept(ctx, {gate, row_of, ids, out});
@@ -143,7 +143,7 @@ TEST(KeptGatesByHand, LeavesWhatIsTooSmallToBeDividedBy) {
   // S_all / S_kept is 1e40: no f32.
   constexpr float kTiny = 1e-40F;
   const Tensor gate = tensor_of<float>(ctx, {1, 2}, {1, kTiny});
-  const Tensor row_of = tensor_of<int64_t>(ctx, {1, 2}, {-1, 0});
+  const Tensor row_of = tensor_of<int32_t>(ctx, {1, 2}, {-1, 0});
   const Tensor ids = tensor_of<int32_t>(ctx, {1, 2}, {0, 1});
   Tensor out = Tensor::empty(ctx, {1, 2}, DType::kF32);
   renormalize_kept(ctx, {gate, row_of, ids, out});
@@ -156,14 +156,14 @@ TEST(KeptGatesByHand, LeavesWhatIsTooSmallToBeDividedBy) {
 TEST(KeptGatesErrors, NameTheTensor) {
   Context ctx;
   const Tensor gate = Tensor::zeros(ctx, {2, 2}, DType::kF32);
-  const Tensor rows = Tensor::zeros(ctx, {2, 2}, DType::kI64);
+  const Tensor rows = Tensor::zeros(ctx, {2, 2}, DType::kI32);
   Tensor out = Tensor::zeros(ctx, {2, 2}, DType::kF64);
   EXPECT_TRUE(throws_with<Error>(
       [&] {
         renormalize_kept(ctx, {gate, rows, Tensor(), out});
       },
       {"renormalize_kept: out is f64", "f32"}));
-  const Tensor fewer = Tensor::zeros(ctx, {1, 2}, DType::kI64);
+  const Tensor fewer = Tensor::zeros(ctx, {1, 2}, DType::kI32);
   EXPECT_TRUE(throws_with<Error>(
       [&] {
         renormalize_kept(ctx, {gate, fewer, Tensor(), out});

@@ -23,10 +23,11 @@ class Rows : public ::testing::TestWithParam<MatrixCase> {
  protected:
   /// [rows, kTopK] of entries in [least, limit).
   Tensor random_map(int64_t least, int64_t limit) {
-    Tensor map = Tensor::empty(ctx_, {rows_, kTopK}, DType::kI64);
+    Tensor map = Tensor::empty(ctx_, {rows_, kTopK}, DType::kI32);
     Rng rng(5);
-    for (int64_t& entry : map.span<int64_t>()) {
-      entry = least + static_cast<int64_t>(rng.below(static_cast<uint64_t>(limit - least)));
+    for (int32_t& entry : map.span<int32_t>()) {
+      entry = static_cast<int32_t>(least) +
+              static_cast<int32_t>(rng.below(static_cast<uint64_t>(limit - least)));
     }
     return map;
   }
@@ -43,7 +44,7 @@ TEST_P(Rows, GatherRowsLeavesTheRest) {
   const Tensor before = out.tensor.clone(ctx_);
   gather_rows(ctx_, x, index, out.tensor);
   for (int64_t i = 0; i < index.numel(); ++i) {
-    const int64_t from = index.data<int64_t>()[i];
+    const int64_t from = index.data<int32_t>()[i];
     EXPECT_TRUE(same_bytes(out.tensor.rows(i, i + 1), x.rows(from, from + 1))) << i;
   }
   const int64_t end = out.tensor.dim(0);
@@ -57,7 +58,7 @@ TEST_P(Rows, GatherScalars) {
   Guarded out(ctx_, {index.numel()}, dtype_);
   gather_scalars(ctx_, x, index, out.tensor);
   for (int64_t i = 0; i < index.numel(); ++i) {
-    EXPECT_EQ(testing::element(out.tensor, i), testing::element(x, index.data<int64_t>()[i])) << i;
+    EXPECT_EQ(testing::element(out.tensor, i), testing::element(x, index.data<int32_t>()[i])) << i;
   }
   EXPECT_TRUE(out.intact());
 }
@@ -74,7 +75,7 @@ TEST_P(Rows, SumRowsOfBothBuffers) {
     for (int64_t i = 0; i < hidden_; ++i) {
       double sum = 0.0;
       for (int64_t k = 0; k < kTopK; ++k) {
-        const int64_t m = map.data<int64_t>()[t * kTopK + k];
+        const int64_t m = map.data<int32_t>()[t * kTopK + k];
         if (m < 0) continue;
         sum += m < kRemoteRows ? testing::element(remote, m * hidden_ + i)
                                : testing::element(local, (m - kRemoteRows) * hidden_ + i);
@@ -97,13 +98,13 @@ TEST_P(Rows, SumRowsWithoutRemote) {
   const Tensor local = random_tensor(ctx_, {kLocalRows, hidden_}, dtype_, 6);
   Tensor map = random_map(0, kLocalRows);
   for (int64_t t = 0; t < rows_; ++t) {
-    map.data<int64_t>()[t * kTopK] = -1;
-    map.data<int64_t>()[t * kTopK + 2] = -1;
+    map.data<int32_t>()[t * kTopK] = -1;
+    map.data<int32_t>()[t * kTopK + 2] = -1;
   }
   Guarded out(ctx_, {rows_, hidden_}, dtype_);
   sum_rows(ctx_, map, remote, local, out.tensor);
   for (int64_t t = 0; t < rows_; ++t) {
-    const int64_t from = map.data<int64_t>()[t * kTopK + 1];
+    const int64_t from = map.data<int32_t>()[t * kTopK + 1];
     EXPECT_TRUE(same_bytes(out.tensor.rows(t, t + 1), local.rows(from, from + 1))) << t;
   }
   EXPECT_TRUE(out.intact());
@@ -111,8 +112,8 @@ TEST_P(Rows, SumRowsWithoutRemote) {
 
 TEST_P(Rows, TokensWithoutRowsGetZeros) {
   const Tensor buffer = random_tensor(ctx_, {2, hidden_}, dtype_, 7);
-  Tensor map = Tensor::empty(ctx_, {rows_, kTopK}, DType::kI64);
-  for (int64_t& entry : map.span<int64_t>()) entry = -1;
+  Tensor map = Tensor::empty(ctx_, {rows_, kTopK}, DType::kI32);
+  for (int32_t& entry : map.span<int32_t>()) entry = -1;
   Tensor out = random_tensor(ctx_, {rows_, hidden_}, dtype_, 8);
   sum_rows(ctx_, map, buffer, buffer, out);
   EXPECT_TRUE(same_bytes(out, Tensor::zeros(ctx_, out.shape(), dtype_)));
@@ -123,15 +124,16 @@ TEST_P(Rows, SumRowsOfAnyTopK) {
   const Tensor remote = random_tensor(ctx_, {3, hidden_}, dtype_, 11);
   const Tensor local = random_tensor(ctx_, {4, hidden_}, dtype_, 12);
   for (int64_t top_k = 1; top_k <= 7; ++top_k) {
-    Tensor map = Tensor::empty(ctx_, {rows_, top_k}, DType::kI64);
-    for (int64_t i = 0; i < map.numel(); ++i) map.data<int64_t>()[i] = (i * 3 + i / 7) % 8 - 1;
+    Tensor map = Tensor::empty(ctx_, {rows_, top_k}, DType::kI32);
+    for (int64_t i = 0; i < map.numel(); ++i)
+      map.data<int32_t>()[i] = static_cast<int32_t>((i * 3 + i / 7) % 8 - 1);
     Guarded out(ctx_, {rows_, hidden_}, dtype_);
     sum_rows(ctx_, map, remote, local, out.tensor);
     Tensor wanted = Tensor::empty(ctx_, {rows_, hidden_}, dtype_);
     for (int64_t i = 0; i < wanted.numel(); ++i) {
       double sum = 0.0;
       for (int64_t k = 0; k < top_k; ++k) {
-        const int64_t m = map.data<int64_t>()[i / hidden_ * top_k + k];
+        const int64_t m = map.data<int32_t>()[i / hidden_ * top_k + k];
         if (m < 0) continue;
         const int64_t column = i % hidden_;
         sum += m < 3 ? testing::element(remote, m * hidden_ + column)
@@ -152,7 +154,7 @@ TEST_P(Rows, PickScalars) {
   Guarded out(ctx_, {rows_, kTopK}, dtype_);
   pick_scalars(ctx_, map, remote, local, out.tensor);
   for (int64_t i = 0; i < map.numel(); ++i) {
-    const int64_t m = map.data<int64_t>()[i];
+    const int64_t m = map.data<int32_t>()[i];
     const double wanted = m < 0             ? 0.0
                           : m < kRemoteRows ? testing::element(remote, m)
                                             : testing::element(local, m - kRemoteRows);
@@ -181,10 +183,10 @@ INSTANTIATE_TEST_SUITE_P(Grid, Rows,
 TEST(RowsErrors, NameTensorsAndValues) {
   Context ctx;
   Tensor x = Tensor::zeros(ctx, {3, 2}, DType::kF32), out = Tensor::zeros(ctx, {2, 2}, x.dtype());
-  const Tensor index = tensor_of<int64_t>(ctx, {2}, {0, 3});
-  const Tensor three = tensor_of<int64_t>(ctx, {3}, {0, 1, 2});
-  const Tensor map = tensor_of<int64_t>(ctx, {2, 1}, {-1, 6});
-  const Tensor low = tensor_of<int64_t>(ctx, {2, 1}, {-2, 0});
+  const Tensor index = tensor_of<int32_t>(ctx, {2}, {0, 3});
+  const Tensor three = tensor_of<int32_t>(ctx, {3}, {0, 1, 2});
+  const Tensor map = tensor_of<int32_t>(ctx, {2, 1}, {-1, 6});
+  const Tensor low = tensor_of<int32_t>(ctx, {2, 1}, {-2, 0});
   EXPECT_TRUE(throws_with<Error>([&] { gather_rows(ctx, x, index, out); },
                                  {"gather_rows: index", "holds 3", "position 1", "[0, 3)"}));
   EXPECT_TRUE(throws_with<Error>([&] { gather_rows(ctx, x, three, out); },

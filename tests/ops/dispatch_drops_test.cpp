@@ -62,7 +62,7 @@ class Drops : public ::testing::TestWithParam<DropCase> {
   Variable hold_sums(Tape& tape, const DispatchOutput& sent, const Tensor& gate) {
     const Variable& weights = sent.recv_gate;
     Tensor factor = Tensor::zeros(ctx_, weights.shape(), DType::kF64);
-    const int64_t* const slot_of = sent.prepare.handle.row_of.data<int64_t>();
+    const int32_t* const slot_of = sent.prepare.handle.row_of.data<int32_t>();
     for (int64_t i = 0; i < kTokens * kTopK; ++i) {
       if (slot_of[i] < 0) continue;
       const int64_t t = i / kTopK;
@@ -118,7 +118,7 @@ TEST_P(Drops, DroppedPairsHaveExactlyNoGradient) {
   const Variable scaled = swiglu(tape, sent.recv_tokens, sent.recv_gate, sent.zones);
   tape.backward(scaled, f64(ctx_, scaled.shape(), 5));
   for (int64_t t = 0; t < kTokens; ++t) {
-    const int64_t* const row_of = sent.prepare.handle.row_of.data<int64_t>() + t * kTopK;
+    const int32_t* const row_of = sent.prepare.handle.row_of.data<int32_t>() + t * kTopK;
     const double* const d_gate = gate.grad().data<double>() + t * kTopK;
     // A renormalised weight that is alone is the constant S_all, whatever its gate.
     const bool alone = GetParam().renormalize && std::count(row_of, row_of + kTopK, -1) == 2;
@@ -145,7 +145,7 @@ TEST_P(RenormalizedDrops, WeightsOfATokenThatKeepsSomethingSumUpToAll) {
     double sum = 0.0;
     int64_t kept = 0;
     for (int64_t k = 0; k < kTopK; ++k) {
-      const int64_t slot = sent.prepare.handle.row_of.data<int64_t>()[t * kTopK + k];
+      const int64_t slot = sent.prepare.handle.row_of.data<int32_t>()[t * kTopK + k];
       if (slot < 0) continue;
       ++kept;
       sum += sent.recv_gate.value().data<double>()[slot];

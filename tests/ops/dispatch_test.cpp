@@ -169,7 +169,7 @@ TEST_F(DroppingLayer, DroppedPairsHaveExactlyNoGradient) {
   tape.backward(scaled, f64(ctx_, scaled.shape(), 3));
   int64_t zeros = 0;
   for (int64_t i = 0; i < 10; ++i) {
-    const bool dropped = sent.prepare.handle.row_of.data<int64_t>()[i] == -1;
+    const bool dropped = sent.prepare.handle.row_of.data<int32_t>()[i] == -1;
     EXPECT_EQ(gate_.grad().data<double>()[i] == 0.0, dropped) << "pair " << i;
     zeros += dropped ? 1 : 0;
   }

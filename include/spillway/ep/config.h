@@ -38,7 +38,12 @@ struct EpConfig {
   std::vector<int64_t> layer_ids;
 };
 
-/// Throws ConfigError naming the field, its value and what is allowed.
+/// The largest receive capacity with which every index of a routing handle's maps, below
+/// max_tokens_per_rank * top_k + capacity, fits 31 bits. Slots.
+int64_t most_capacity(const EpConfig& config);
+
+/// Throws ConfigError naming the field, its value and what is allowed. Refuses sizes at which the
+/// largest capacity, or what the group can send to one rank at worst, is above most_capacity.
 void validate(const EpConfig& config);
 
 }  // namespace spillway::ep

@@ -44,6 +44,8 @@ static_assert(std::is_trivially_copyable_v<HandleHeader> &&
 
 inline constexpr uint64_t kHandleMagic = 0x656C646E61687773ULL;  ///< "swhandle"
 inline constexpr uint64_t kHandleVersion = 1;
+/// Of the maps; validate() and prepare refuse what does not fit.
+inline constexpr DType kIndexType = DType::kI32;
 
 /// Of all bytes before the field `checksum`.
 uint64_t header_checksum(const HandleHeader& header);
@@ -74,7 +76,7 @@ class HandleLife {
 
 struct RoutingHandle {
   HandleHeader header;
-  // Maps (device, i64). R = rows sent to other ranks, M = rows that stay on this rank. Send rows
+  // Maps (device, i32). R = rows sent to other ranks, M = rows that stay on this rank. Send rows
   // are ordered by (destination rank, local expert, token).
   Tensor send_assignment;   ///< [R] flat index t*K+k of each row sent
   Tensor local_assignment;  ///< [M] flat index of each row that stays, in slot order

@@ -32,8 +32,8 @@ struct ExpertRows {
 
 /// topk_idx i32 [T,K], ids -1 (none) to E-1, of which expert e has exactly experts[e].routed: what
 /// count_experts found in it, which also checked the range. gate [T,K] f32 or f64, read under
-/// kScore only. Overwritten: row_of i64 [T,K] (-1: dropped or none), send_assignment i64 [R],
-/// local_assignment and local_slot i64 [M], flat indices t*K+k and slots as ep/handle.h says.
+/// kScore only. Overwritten: row_of i32 [T,K] (-1: dropped or none), send_assignment i32 [R],
+/// local_assignment and local_slot i32 [M], flat indices t*K+k and slots as ep/handle.h says.
 /// Among the rows of one expert token order is kept.
 struct DispatchMapsArgs {
   const Tensor& topk_idx;
@@ -45,7 +45,8 @@ struct DispatchMapsArgs {
   Tensor& local_assignment;
   Tensor& local_slot;
 };
-/// Throws when the experts' kept rows do not fill the maps, each entry once.
+/// Throws when the experts' kept rows do not fill the maps, each entry once, or when an index does
+/// not fit 31 bits.
 void dispatch_maps(Context& ctx, const DispatchMapsArgs& args);
 
 /// What a rank's tokens lost: sums f64 [3] = sum of the gates of all assignments, of those that

@@ -8,7 +8,7 @@ namespace spillway::kernels {
 /// S_all[t] = sum of the gates of token t's assignments, S_kept[t] = of those that are kept, in k
 /// order and the gates' dtype.
 ///
-/// gate, out [T,K] f32 or f64 (may be one tensor); row_of i64 [T,K], -1 = not kept; topk_idx i32
+/// gate, out [T,K] f32 or f64 (may be one tensor); row_of i32 [T,K], -1 = not kept; topk_idx i32
 /// [T,K], -1 = no assignment; undefined: everything that is not kept is none.
 struct RenormalizeArgs {
   const Tensor& gate;

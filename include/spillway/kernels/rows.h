@@ -1,5 +1,5 @@
 #pragma once
-// Moving rows between tokens and slots. Indices i64; -1 = none.
+// Moving rows between tokens and slots. Indices i32; -1 = none.
 
 #include "spillway/tensor/tensor.h"
 
@@ -11,7 +11,7 @@ void gather_rows(Context& ctx, const Tensor& x, const Tensor& index, Tensor& out
 /// out[i] = x.flat[index[i]] for scalars: gates of assignments. x of any shape, out [>= N].
 void gather_scalars(Context& ctx, const Tensor& x, const Tensor& index, Tensor& out);
 
-/// out[t,:] = sum over k, in k order and fp32 (f64), of row(map[t,k]). map i64 [T,K]: -1 = nothing,
+/// out[t,:] = sum over k, in k order and fp32 (f64), of row(map[t,k]). map i32 [T,K]: -1 = nothing,
 /// m < remote rows: that row of `remote`, else row m - (remote rows) of `local`. A token without
 /// rows gets zeros. remote [R,H] (R may be 0), local [C,H], out [T,H].
 void sum_rows(Context& ctx, const Tensor& map, const Tensor& remote, const Tensor& local,

@@ -1,6 +1,7 @@
 #include "dispatch_maps.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "scratch.h"
 #include "spillway/core/rng.h"
@@ -9,36 +10,43 @@
 namespace spillway::kernels::cpu {
 namespace {
 
-constexpr int64_t kNone = -1;
+constexpr int32_t kNone = -1;
 
-// Where the next kept assignment to an expert goes.
+// Where the next kept assignment to an expert goes: one number counts its row and its map entry.
 struct Cursor {
-  int64_t* assignment;
-  int64_t row;
+  intptr_t entries;  // address of the entry of row 0, though that may be another expert's or none
+  int32_t row;
 };
+
+inline int32_t* entry_at(const Cursor& cursor, int32_t row) {
+  return reinterpret_cast<int32_t*>(cursor.entries +
+                                    static_cast<intptr_t>(row) * intptr_t{sizeof(int32_t)});
+}
 
 Cursor first_cursor(const DispatchMapsArgs& args, const ExpertRows& rows) {
   Tensor& map = rows.local ? args.local_assignment : args.send_assignment;
-  return {map.data<int64_t>() + rows.first_entry, rows.first_row};
+  const auto begin = reinterpret_cast<intptr_t>(map.data<int32_t>());
+  return {begin + (rows.first_entry - rows.first_row) * intptr_t{sizeof(int32_t)},
+          static_cast<int32_t>(rows.first_row)};
 }
 
-inline int64_t take(Cursor& cursor, int64_t assignment) {
-  int64_t* const entry = cursor.assignment;
-  const int64_t row = cursor.row;
-  cursor = {entry + 1, row + 1};
+inline int32_t take(Cursor& cursor, int32_t assignment) {
+  const int32_t row = cursor.row;
+  cursor.row = row + 1;
+  int32_t* const entry = entry_at(cursor, row);
   *entry = assignment;
   // As many streams as experts, more than the hardware follows. Measured: half the time.
-  __builtin_prefetch(entry + 8, 1);
+  __builtin_prefetch(entry + 16, 1);
   return row;
 }
 
 // Nothing is dropped: one load, two stores an assignment and no branch but that of -1.
 void place_all(const DispatchMapsArgs& args, Cursor* cursors) {
   const int32_t* ids = args.topk_idx.data<int32_t>();
-  int64_t* row_of = args.row_of.data<int64_t>();
-  const int64_t numel = args.topk_idx.numel();
-  for (int64_t i = 0; i < numel; ++i) {
-    __builtin_prefetch(row_of + i + 64, 1);  // a fifth of the time; past the end it does nothing
+  int32_t* row_of = args.row_of.data<int32_t>();
+  const auto numel = static_cast<int32_t>(args.topk_idx.numel());
+  for (int32_t i = 0; i < numel; ++i) {
+    __builtin_prefetch(row_of + i + 128, 1);  // past the end it does nothing
     row_of[i] = ids[i] < 0 ? kNone : take(cursors[ids[i]], i);
   }
 }
@@ -55,26 +63,27 @@ struct Remaining {
 // to foresee. What is dropped is written beside the maps.
 void place_first(const DispatchMapsArgs& args, Remaining* remaining) {
   const int32_t* ids = args.topk_idx.data<int32_t>();
-  int64_t* row_of = args.row_of.data<int64_t>();
-  const int64_t numel = args.topk_idx.numel();
-  int64_t aside = 0;
-  for (int64_t i = 0; i < numel; ++i) {
+  int32_t* row_of = args.row_of.data<int32_t>();
+  const auto numel = static_cast<int32_t>(args.topk_idx.numel());
+  int32_t aside = 0;
+  for (int32_t i = 0; i < numel; ++i) {
     if (ids[i] < 0) {
       row_of[i] = kNone;
       continue;
     }
     Remaining& left = remaining[ids[i]];
-    int64_t* const entry = left.cursor.assignment;
-    const int64_t row = left.cursor.row;
+    const int32_t row = left.cursor.row;
+    int32_t* const entry = entry_at(left.cursor, row);
     // All bits set where it is kept. Masks, as the compiler makes branches of conditions.
     const int64_t kept = -left.kept >> 63;
-    row_of[i] = (row & kept) | ~kept;
+    const auto kept_row = static_cast<int32_t>(kept);
+    row_of[i] = row | ~kept_row;
     const auto place =
         (reinterpret_cast<intptr_t>(entry) & kept) | (reinterpret_cast<intptr_t>(&aside) & ~kept);
-    *reinterpret_cast<int64_t*>(place) = i;
-    left.cursor = {entry - kept, row - kept};
+    *reinterpret_cast<int32_t*>(place) = i;
+    left.cursor.row = row - kept_row;
     left.kept += kept;
-    __builtin_prefetch(entry + 8, 1);  // see take
+    __builtin_prefetch(entry + 16, 1);  // see take
   }
 }
 
@@ -82,9 +91,9 @@ void place_first(const DispatchMapsArgs& args, Remaining* remaining) {
 template <typename KeyOf>
 void place_kept(const DispatchMapsArgs& args, Remaining* remaining, const KeyOf& key_of) {
   const int32_t* ids = args.topk_idx.data<int32_t>();
-  int64_t* row_of = args.row_of.data<int64_t>();
-  const int64_t numel = args.topk_idx.numel();
-  for (int64_t i = 0; i < numel; ++i) {
+  int32_t* row_of = args.row_of.data<int32_t>();
+  const auto numel = static_cast<int32_t>(args.topk_idx.numel());
+  for (int32_t i = 0; i < numel; ++i) {
     row_of[i] = kNone;
     if (ids[i] < 0) continue;
     const ExpertRows& rows = args.experts[static_cast<size_t>(ids[i])];
@@ -124,68 +133,91 @@ void place(const DispatchMapsArgs& args, Remaining* remaining) {
 // The rows that stay are in slot order: of each expert consecutive slots. A row_of of this rank
 // counts from the R rows sent.
 void fill_local_slots(const DispatchMapsArgs& args) {
-  int64_t* slot = args.local_slot.data<int64_t>();
+  int32_t* slot = args.local_slot.data<int32_t>();
   const int64_t num_sent = args.send_assignment.dim(0);
   for (const ExpertRows& rows : args.experts) {
     if (!rows.local) continue;
-    for (int64_t i = 0; i < rows.kept; ++i) {
-      slot[rows.first_entry + i] = rows.first_row - num_sent + i;
-    }
+    int32_t* first = slot + rows.first_entry;
+    std::iota(first, first + rows.kept, static_cast<int32_t>(rows.first_row - num_sent));
   }
 }
 
 // Sums of this many interleaved parts, added at the end: a fixed order that vectorises.
 constexpr int64_t kLanes = 16;
 
-template <typename T, typename Counted>
-double sum_where(const T* values, int64_t numel, const Counted& counted) {
+struct LaneSums {
   double lanes[kLanes] = {};
-  const int64_t whole = numel - numel % kLanes;
-  for (int64_t begin = 0; begin < whole; begin += kLanes) {
+
+  double total() const {
+    double sum = 0.0;
+    for (const double lane : lanes) sum += lane;
+    return sum;
+  }
+};
+
+// Adds values [begin, end) where counted; `begin` is a multiple of kLanes.
+template <typename T, typename Counted>
+void add_where(const T* values, int64_t begin, int64_t end, const Counted& counted,
+               LaneSums& sums) {
+  LaneSums local = sums;  // in registers
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
 #pragma omp simd
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double value = static_cast<double>(values[begin + lane]);
-      lanes[lane] += counted(begin + lane) ? value : 0.0;
+      const double value = static_cast<double>(values[i + lane]);
+      local.lanes[lane] += counted(i + lane) ? value : 0.0;
     }
   }
-  for (int64_t i = whole; i < numel; ++i) {
-    lanes[i - whole] += counted(i) ? static_cast<double>(values[i]) : 0.0;
+  for (int64_t lane = 0; i + lane < end; ++lane) {
+    local.lanes[lane] += counted(i + lane) ? static_cast<double>(values[i + lane]) : 0.0;
   }
-  double sum = 0.0;
-  for (const double lane : lanes) sum += lane;
-  return sum;
+  sums = local;
 }
 
 // Of numbers that are negative (none) or not, all are none when their `and` is negative.
-template <typename T>
-bool all_none(const T* values, int64_t count) {
-  T all = kNone;
-  for (int64_t i = 0; i < count; ++i) all &= values[i];
+template <int64_t kCount>
+bool all_none(const int32_t* values, int64_t count) {
+  int32_t all = kNone;
+  for (int64_t i = 0; i < (kCount > 0 ? kCount : count); ++i) all &= values[i];
   return all < 0;
 }
 
-int64_t count_fully_dropped(const int32_t* ids, const int64_t* row_of, int64_t num_tokens,
+// kTopK: top_k where the compiler knows it, else 0.
+template <int64_t kTopK>
+int64_t count_fully_dropped(const int32_t* ids, const int32_t* row_of, int64_t num_tokens,
                             int64_t top_k) {
   int64_t fully_dropped = 0;
   for (int64_t i = 0; i < num_tokens * top_k; i += top_k) {
-    if (all_none(row_of + i, top_k) && !all_none(ids + i, top_k)) ++fully_dropped;
+    if (all_none<kTopK>(row_of + i, top_k) && !all_none<kTopK>(ids + i, top_k)) ++fully_dropped;
   }
   return fully_dropped;
 }
 
-template <typename T>
+// Blocks of so many tokens, a multiple of kLanes, are read from the first-level cache three times.
+constexpr int64_t kBlockTokens = 64;
+
+template <typename T, int64_t kTopK>
 void add_up(const DroppedSumsArgs& args) {
   const T* gate = args.gate.data<T>();
   const int32_t* ids = args.topk_idx.data<int32_t>();
-  const int64_t* row_of = args.row_of.data<int64_t>();
-  const int64_t numel = args.gate.numel();
+  const int32_t* row_of = args.row_of.data<int32_t>();
+  const int64_t num_tokens = args.topk_idx.dim(0), top_k = args.topk_idx.dim(1);
+  const auto assigned = [ids](int64_t i) { return ids[i] >= 0; };
+  const auto lost = [ids, row_of](int64_t i) { return (ids[i] >= 0) & (row_of[i] < 0); };
+  LaneSums all, dropped;
+  int64_t fully_dropped = 0;
+  for (int64_t t = 0; t < num_tokens; t += kBlockTokens) {
+    const int64_t tokens = std::min(kBlockTokens, num_tokens - t);
+    const int64_t begin = t * top_k, end = begin + tokens * top_k;
+    add_where(gate, begin, end, assigned, all);
+    if (!args.any_dropped) continue;
+    add_where(gate, begin, end, lost, dropped);
+    fully_dropped += count_fully_dropped<kTopK>(ids + begin, row_of + begin, tokens, top_k);
+  }
   double* sums = args.sums.data<double>();
-  sums[0] = sum_where(gate, numel, [ids](int64_t i) { return ids[i] >= 0; });
-  if (!args.any_dropped) return;
-  sums[1] = sum_where(gate, numel,
-                      [ids, row_of](int64_t i) { return (ids[i] >= 0) & (row_of[i] == kNone); });
-  sums[2] = static_cast<double>(
-      count_fully_dropped(ids, row_of, args.topk_idx.dim(0), args.topk_idx.dim(1)));
+  sums[0] = all.total();
+  sums[1] = dropped.total();
+  sums[2] = static_cast<double>(fully_dropped);
 }
 
 }  // namespace
@@ -214,10 +246,11 @@ void dispatch_maps(Context& ctx, const DispatchMapsArgs& args) {
 void dropped_sums(Context&, const DroppedSumsArgs& args) {
   args.sums.zero();
   if (args.gate.numel() == 0) return;
+  const bool eight = args.topk_idx.dim(1) == 8;  // a common one, in one vector
   if (args.gate.dtype() == DType::kF64) {
-    add_up<double>(args);
+    eight ? add_up<double, 8>(args) : add_up<double, 0>(args);
   } else {
-    add_up<float>(args);
+    eight ? add_up<float, 8>(args) : add_up<float, 0>(args);
   }
 }
 

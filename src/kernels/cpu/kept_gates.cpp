@@ -7,7 +7,7 @@
 namespace spillway::kernels::cpu {
 namespace {
 
-constexpr int64_t kNotKept = -1;
+constexpr int32_t kNotKept = -1;
 constexpr int32_t kNoExpert = -1;
 
 template <typename T>
@@ -18,7 +18,7 @@ struct GateSums {
 
 // One token. `ids` may be null: only what is kept is an assignment then.
 template <typename T>
-GateSums<T> sum_gates(const T* gate, const int64_t* row_of, const int32_t* ids, int64_t top_k) {
+GateSums<T> sum_gates(const T* gate, const int32_t* row_of, const int32_t* ids, int64_t top_k) {
   GateSums<T> sums;
   for (int64_t k = 0; k < top_k; ++k) {
     const bool kept = row_of[k] != kNotKept;
@@ -51,7 +51,7 @@ void visit_gates(DType dtype, const F& f) {
 
 void renormalize_kept(Context& ctx, const RenormalizeArgs& args) {
   const int64_t top_k = args.gate.dim(1);
-  const int64_t* row_of = args.row_of.data<int64_t>();
+  const int32_t* row_of = args.row_of.data<int32_t>();
   const int32_t* ids = ids_of(args.topk_idx);
   visit_gates(args.gate.dtype(), [&]<typename T>() {
     const T* gate = args.gate.data<T>();
@@ -70,7 +70,7 @@ void renormalize_kept(Context& ctx, const RenormalizeArgs& args) {
 
 void renormalize_kept_backward(Context& ctx, const RenormalizeBackwardArgs& args) {
   const int64_t top_k = args.gate.dim(1);
-  const int64_t* row_of = args.row_of.data<int64_t>();
+  const int32_t* row_of = args.row_of.data<int32_t>();
   const int32_t* ids = ids_of(args.topk_idx);
   visit_gates(args.gate.dtype(), [&]<typename T>() {
     const T* gate = args.gate.data<T>();

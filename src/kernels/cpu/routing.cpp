@@ -281,27 +281,30 @@ void route_backward(Context& ctx, const RouteBackwardArgs& args) {
 
 void count_experts(Context& ctx, const Tensor& topk_idx, Tensor& counts) {
   const int64_t num_experts = counts.dim(0);
-  check_ids("count_experts", topk_idx, num_experts);
-  counts.zero();
   const int64_t numel = topk_idx.numel();
-  if (numel == 0 || num_experts == 0) return;
   // Neighbours count in histograms of their own: a load need not wait for the store just before.
-  // Bin 0 of each is that of -1.
+  // Bin 0 of each is that of -1, the last one that of what is out of range.
   constexpr int64_t kParts = 4;
-  const int64_t stride = num_experts + 1;
+  const int64_t stride = num_experts + 2;
   const ScratchArray<int64_t> scratch(ctx, kParts * stride);
   int64_t* parts = scratch.data();
   std::fill_n(parts, kParts * stride, int64_t{0});
+  const auto bad = static_cast<uint32_t>(num_experts + 1);
+  const auto bin_of = [bad](int32_t id) { return std::min(static_cast<uint32_t>(id) + 1U, bad); };
   const int32_t* ids = topk_idx.data<int32_t>();
   const int64_t whole = numel - numel % kParts;
   for (int64_t i = 0; i < whole; i += kParts) {
-    for (int64_t part = 0; part < kParts; ++part) ++parts[part * stride + 1 + ids[i + part]];
+    for (int64_t part = 0; part < kParts; ++part) ++parts[part * stride + bin_of(ids[i + part])];
   }
-  for (int64_t i = whole; i < numel; ++i) ++parts[1 + ids[i]];
+  for (int64_t i = whole; i < numel; ++i) ++parts[bin_of(ids[i])];
+  const auto total = [=](int64_t bin) {
+    int64_t sum = 0;
+    for (int64_t part = 0; part < kParts; ++part) sum += parts[part * stride + bin];
+    return sum;
+  };
+  if (total(num_experts + 1) != 0) check_ids("count_experts", topk_idx, num_experts);  // throws
   int64_t* count = counts.data<int64_t>();
-  for (int64_t e = 0; e < num_experts; ++e) {
-    for (int64_t part = 0; part < kParts; ++part) count[e] += parts[part * stride + 1 + e];
-  }
+  for (int64_t e = 0; e < num_experts; ++e) count[e] = total(e + 1);
 }
 
 void column_sums(Context& ctx, const Tensor& probs, Tensor& sums, Tensor& partial) {

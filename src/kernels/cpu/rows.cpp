@@ -13,7 +13,7 @@ constexpr int64_t kNone = -1;
 /// Each entry in [least, limit): a wrong one would read foreign memory.
 void check_entries(const char* op, const char* name, const Tensor& index, int64_t least,
                    int64_t limit) {
-  const int64_t* entries = index.data<int64_t>();
+  const int32_t* entries = index.data<int32_t>();
   for (int64_t i = 0; i < index.numel(); ++i) {
     SPILLWAY_CHECK(entries[i] >= least && entries[i] < limit, op, ": ", name, " ", index.shape(),
                    " holds ", entries[i], " at position ", i, ", it must be in [", least, ", ",
@@ -41,7 +41,7 @@ const T* row_at(int64_t m, const T* remote, int64_t remote_rows, const T* local,
 
 /// The sum of any number of rows: sums of a block stay in the first-level cache.
 template <typename T>
-void add_many_rows(const int64_t* map, int64_t top_k, const T* remote, int64_t remote_rows,
+void add_many_rows(const int32_t* map, int64_t top_k, const T* remote, int64_t remote_rows,
                    const T* local, int64_t hidden, T* out) {
   constexpr int64_t kBlock = 256;
   acc_t<T> sum[kBlock];
@@ -62,7 +62,7 @@ void add_many_rows(const int64_t* map, int64_t top_k, const T* remote, int64_t r
 
 /// Adds the rows of one token in k order. Up to four of them in registers: only memory counts then.
 template <typename T>
-void sum_token(const int64_t* map, int64_t top_k, const T* remote, int64_t remote_rows,
+void sum_token(const int32_t* map, int64_t top_k, const T* remote, int64_t remote_rows,
                const T* local, int64_t hidden, T* out) {
   constexpr int kFew = 4;
   const T* rows[kFew] = {};
@@ -94,7 +94,7 @@ void sum_token(const int64_t* map, int64_t top_k, const T* remote, int64_t remot
 void gather_rows(Context& ctx, const Tensor& x, const Tensor& index, Tensor& out) {
   check_entries("gather_rows", "index", index, 0, x.dim(0));
   const int64_t row_bytes = x.dim(1) * dtype_bytes(x.dtype());
-  const int64_t* from_row = index.data<int64_t>();
+  const int32_t* from_row = index.data<int32_t>();
   const auto* from = static_cast<const std::byte*>(x.raw_data());
   auto* to = static_cast<std::byte*>(out.raw_data());
   parallel_rows(ctx, index.numel(), x.dim(1), [=](int64_t i) {
@@ -104,7 +104,7 @@ void gather_rows(Context& ctx, const Tensor& x, const Tensor& index, Tensor& out
 
 void gather_scalars(Context&, const Tensor& x, const Tensor& index, Tensor& out) {
   check_entries("gather_scalars", "index", index, 0, x.numel());
-  const int64_t* entries = index.data<int64_t>();
+  const int32_t* entries = index.data<int32_t>();
   visit_float(x.dtype(), [&]<typename T>() {
     const T* from = x.data<T>();
     T* to = out.data<T>();
@@ -118,7 +118,7 @@ void sum_rows(Context& ctx, const Tensor& map, const Tensor& remote, const Tenso
   check_entries("sum_rows", "map", map, kNone, remote_rows + local.dim(0));
   const int64_t top_k = map.dim(1);
   const int64_t hidden = out.dim(1);
-  const int64_t* entries = map.data<int64_t>();
+  const int32_t* entries = map.data<int32_t>();
   visit_float(out.dtype(), [&]<typename T>() {
     const T* from_remote = remote.data<T>();
     const T* from_local = local.data<T>();
@@ -134,7 +134,7 @@ void pick_scalars(Context&, const Tensor& map, const Tensor& remote, const Tenso
                   Tensor& out) {
   const int64_t remote_count = remote.numel();
   check_entries("pick_scalars", "map", map, kNone, remote_count + local.numel());
-  const int64_t* entries = map.data<int64_t>();
+  const int32_t* entries = map.data<int32_t>();
   visit_float(out.dtype(), [&]<typename T>() {
     const T* from_remote = remote.data<T>();
     const T* from_local = local.data<T>();

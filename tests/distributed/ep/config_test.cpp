@@ -55,6 +55,27 @@ INSTANTIATE_TEST_SUITE_P(
                   "recv_capacity_per_rank[1] is 0; allowed: a positive multiple of alignment = 8"},
         FieldCase{"capacity_unaligned", [](EpConfig& c) { c.recv_capacity_per_rank = {60}; },
                   "recv_capacity_per_rank[0] is 60"},
+        FieldCase{"assignments_beyond_31_bits",
+                  [](EpConfig& c) { c.max_tokens_per_rank = int64_t{1} << 30; },
+                  "max_tokens_per_rank is 1073741824; allowed: below 1073741823 at top_k = 2"},
+        FieldCase{"product_beyond_64_bits",
+                  [](EpConfig& c) { c.max_tokens_per_rank = int64_t{1} << 62; },
+                  "max_tokens_per_rank is 4611686018427387904; allowed: below 1073741823"},
+        FieldCase{"capacity_beyond_31_bits",
+                  [](EpConfig& c) {
+                    c.recv_capacity_per_rank = {64, int64_t{1} << 31};
+                  },
+                  "recv_capacity_per_rank[1] is 2147483648; allowed: at most 2147483599 slots"},
+        FieldCase{"alignment_beyond_31_bits",
+                  [](EpConfig& c) {
+                    c.alignment = int64_t{1} << 31;
+                    c.recv_capacity_per_rank = {c.alignment};
+                  },
+                  "alignment is 2147483648; allowed: at most 2147483599 slots"},
+        FieldCase{"worst_case_beyond_31_bits",
+                  [](EpConfig& c) { c.max_tokens_per_rank = int64_t{1} << 29; },
+                  "ep * max_tokens_per_rank is 536870912 (worst case 1073741880 slots); allowed: "
+                  "what at most 1073741823 slots hold"},
         FieldCase{"drop_and_grow",
                   [](EpConfig& c) { c.drop_on_overflow = c.grow_on_overflow = true; },
                   "grow_on_overflow is true; allowed: false when drop_on_overflow is true"},

@@ -246,7 +246,7 @@ TEST_F(HandleCorruption, PartsOfAnotherLengthAreNamed) {
   bad.recv_counts.pop_back();
   expect_error(bad, "the handle's number of recv_counts is 7, num_experts and ep give 8");
   const auto longer = [&](const Tensor& map) {
-    return Tensor::zeros(w_->ctx, {map.dim(0) + 1}, DType::kI64);
+    return Tensor::zeros(w_->ctx, {map.dim(0) + 1}, kIndexType);
   };
   bad = good;
   bad.send_assignment = longer(good.send_assignment);

@@ -126,8 +126,8 @@ TEST_P(Handle, NamesTheFieldThatDiffersAndBothValues) {
        str("the handle's ep is 32, the session's is ", ep)},
       {"alignment", [](HandleHeader& h) { h.alignment = 128; },
        "the handle's alignment is 128, the session's is 8"},
-      {"index_type", [](HandleHeader& h) { h.index_type = static_cast<int64_t>(DType::kI32); },
-       "the handle's index_type is i32, the session's is i64"},
+      {"index_type", [](HandleHeader& h) { h.index_type = static_cast<int64_t>(DType::kI64); },
+       "the handle's index_type is i64, the session's is i32"},
       {"drop_order", [](HandleHeader& h) { h.drop_order = 2; },
        "the handle's drop_order is random, the session's is tail"}};
   for (const Change& change : changes) {
@@ -208,7 +208,7 @@ TEST_P(Handle, DebugModeChecksTheMaps) {
   EXPECT_EQ(combine_error(prepared.handle), "");
   RoutingHandle bad = prepared.handle;
   bad.row_of = bad.row_of.clone(w_->ctx);
-  std::swap(bad.row_of.data<int64_t>()[0], bad.row_of.data<int64_t>()[1]);
+  std::swap(bad.row_of.data<int32_t>()[0], bad.row_of.data<int32_t>()[1]);
   EXPECT_EQ(combine_error(bad), "combine: handle maps corrupted");
   bad = prepared.handle;
   bad.recv_counts[0] += 1;

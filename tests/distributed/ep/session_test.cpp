@@ -261,6 +261,9 @@ TEST_P(SessionLife, NamesBadShapesAndTypes) {
   EXPECT_TRUE(contains(text({.topk_idx = batch.topk_idx, .gate = half}),
                        "gate is bf16 [16, 2]; allowed: f32 or f64 [16, 2]"));
   EXPECT_TRUE(contains(text(batch.args(1)), "layer is 1; allowed: 0 to 0"));
+  PrepareArgs huge = batch.args();
+  huge.capacity = int64_t{1} << 31;
+  EXPECT_TRUE(contains(text(huge), "capacity is 2147483648 slots; allowed: at most 2147483599"));
 }
 
 TEST_P(SessionLife, NamesRanksThatAreInDifferentCalls) {
