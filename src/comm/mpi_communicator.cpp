@@ -57,6 +57,7 @@ class MpiCommunicator final : public Communicator, public MpiHandle {
   MPI_Request send(std::span<const Segment> parts, int64_t bytes);
   /// The bytes of all parts where they lie, as one element at MPI_BOTTOM. To be freed.
   MPI_Datatype scattered(std::span<const Segment> parts);
+  void withdraw_receives();
   void check_received(size_t num_recvs) const;
 
   MPI_Comm comm_;
@@ -179,13 +180,18 @@ void MpiCommunicator::exchange_overlapped(std::span<const Segment> sends,
     expected_bytes_.push_back(static_cast<int>(bytes));
     requests_.push_back(receive(parts, bytes));
   });
-  int ready = -1;
-  for_each_message(sends, [&](std::span<const Segment> parts, int64_t bytes) {
-    const int peer = parts.front().peer;
-    if (peer != std::exchange(ready, peer)) overlap.make_ready(peer);
-    requests_.push_back(send(parts, bytes));
-  });
-  overlap.meanwhile();
+  try {
+    int ready = -1;
+    for_each_message(sends, [&](std::span<const Segment> parts, int64_t bytes) {
+      const int peer = parts.front().peer;
+      if (peer != std::exchange(ready, peer)) overlap.make_ready(peer);
+      requests_.push_back(send(parts, bytes));
+    });
+    overlap.meanwhile();
+  } catch (...) {
+    withdraw_receives();
+    throw;
+  }
   statuses_.resize(requests_.size());
   const int code =
       MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), statuses_.data());
@@ -196,6 +202,15 @@ void MpiCommunicator::exchange_overlapped(std::span<const Segment> sends,
   }
   MPI_CHECK(code);
   check_received(expected_bytes_.size());
+}
+
+// The memory that rows would have come to may be gone once the caller has unwound.
+void MpiCommunicator::withdraw_receives() {
+  for (size_t i = 0; i < expected_bytes_.size(); ++i) {
+    if (MPI_Cancel(&requests_[i]) != MPI_SUCCESS) return;
+  }
+  // Returns at once: each has come or is cancelled.
+  MPI_Waitall(static_cast<int>(expected_bytes_.size()), requests_.data(), MPI_STATUSES_IGNORE);
 }
 
 // MPI reports a message that is too long but not one that is too short: rows that never came.

@@ -131,8 +131,9 @@ EpCheckFlips over_ranks(comm::Communicator& world, const EpCheckFlips& mine) {
 class Table {
  public:
   explicit Table(int64_t ep, int64_t world) : ep_(ep) {
-    out_ << "ep check: the same steps at ep 1 x dp " << world << " and at ep " << ep << " x dp "
-         << world / ep << ". Buffers are lossless, ZeRO is off, and\nAdamW's eps is so large that "
+    out_ << "ep check: the first steps, from the initial weights, at ep 1 x dp " << world
+         << " and at ep " << ep << " x dp " << world / ep
+         << ". Buffers are lossless, ZeRO is off, and\nAdamW's eps is so large that "
          << "updates follow the gradient. Gradients and weights: relative L2 of the worst layer.\n";
     out_ << std::left << std::setw(kWidth) << "" << std::right << std::setw(15) << "ep 1"
          << std::setw(15) << str("ep ", ep) << std::setw(12) << "difference" << std::setw(9)

@@ -32,7 +32,8 @@ struct Chunk {
 /// Error for ranks that do not exist.
 Chunk chunk_of(int rank, int size, int64_t numel);
 
-/// Work of a rank while its rows travel. Neither may throw or call the group.
+/// Work of a rank while its rows travel. Neither may call the group. When one throws, nothing more
+/// is received and the error goes on; the group is of no further use, as other ranks wait for rows.
 struct Overlap {
   std::function<void(int peer)> make_ready;  ///< fills what the sends to a peer read
   std::function<void()> meanwhile;           ///< once, when all sends are under way

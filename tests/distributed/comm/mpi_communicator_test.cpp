@@ -140,6 +140,25 @@ TEST_P(MpiCommunicator, OverlappedExchangeSendsWhatWasMadeReady) {
   }
 }
 
+TEST_P(MpiCommunicator, WorkThatThrowsLeavesNothingToBeReceived) {
+  if (size_ < 2) GTEST_SKIP() << "needs a world of at least 2, this one has " << size_;
+  constexpr std::byte kUntouched{0x5a};
+  const auto broken = world_->split(0, rank_);  // of no use afterwards
+  const int next = (rank_ + 1) % size_, before = (rank_ + size_ - 1) % size_;
+  std::vector<std::byte> sent(64, std::byte{1}), received(64, kUntouched);
+  const Segment send{next, sent.data(), 64}, recv{before, received.data(), 64};
+  EXPECT_THROW(broken->exchange_overlapped({&send, 1}, {&recv, 1},
+                                           {[](int) { throw Error("no row"); }, [] {}}),
+               Error);
+  world_->barrier();
+  // What is sent now finds no receive that waits in memory that may be gone.
+  broken->exchange({&send, 1}, {});
+  world_->barrier();
+  EXPECT_EQ(received, std::vector<std::byte>(64, kUntouched));
+  broken->exchange({}, {&recv, 1});
+  EXPECT_EQ(received, sent);
+}
+
 TEST_P(MpiCommunicator, OverlappedWorkIsDoneWithNothingToSend) {
   int meanwhile = 0;
   world_->exchange_overlapped({}, {}, {[](int) { FAIL() << "no peer"; }, [&] { ++meanwhile; }});
