@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <numeric>
 
+#include "no_index.h"
 #include "scratch.h"
 #include "spillway/core/rng.h"
 #include "spillway/kernels/score_bins.h"
 
 namespace spillway::kernels::cpu {
 namespace {
-
-constexpr int32_t kNone = -1;
 
 // Where the next kept assignment to an expert goes: one number counts its row and its map entry.
 struct Cursor {
@@ -50,7 +49,7 @@ void place_all(const DispatchMapsArgs& args, Cursor* cursors) {
   const auto numel = static_cast<int32_t>(args.topk_idx.numel());
   for (int32_t i = 0; i < numel; ++i) {
     __builtin_prefetch(row_of + i + 128, 1);  // past the end it does nothing
-    row_of[i] = ids[i] < 0 ? kNone : take(cursors[ids[i]], i);
+    row_of[i] = ids[i] < 0 ? kNoRow : take(cursors[ids[i]], i);
   }
 }
 
@@ -71,7 +70,7 @@ void place_first(const DispatchMapsArgs& args, Remaining* remaining) {
   int32_t aside = 0;
   for (int32_t i = 0; i < numel; ++i) {
     if (ids[i] < 0) {
-      row_of[i] = kNone;
+      row_of[i] = kNoRow;
       continue;
     }
     Remaining& left = remaining[ids[i]];
@@ -97,7 +96,7 @@ void place_kept(const DispatchMapsArgs& args, Remaining* remaining, const KeyOf&
   int32_t* row_of = args.row_of.data<int32_t>();
   const auto numel = static_cast<int32_t>(args.topk_idx.numel());
   for (int32_t i = 0; i < numel; ++i) {
-    row_of[i] = kNone;
+    row_of[i] = kNoRow;
     if (ids[i] < 0) continue;
     const ExpertRows& rows = args.experts[static_cast<size_t>(ids[i])];
     Remaining& left = remaining[ids[i]];
@@ -180,7 +179,7 @@ void add_where(const T* values, int64_t begin, int64_t end, const Counted& count
 // Of numbers that are negative (none) or not, all are none when their `and` is negative.
 template <int64_t kCount>
 bool all_none(const int32_t* values, int64_t count) {
-  int32_t all = kNone;
+  int32_t all = kNoRow;
   for (int64_t i = 0; i < (kCount > 0 ? kCount : count); ++i) all &= values[i];
   return all < 0;
 }

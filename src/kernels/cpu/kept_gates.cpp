@@ -2,13 +2,11 @@
 
 #include <cmath>
 
+#include "no_index.h"
 #include "parallel.h"
 
 namespace spillway::kernels::cpu {
 namespace {
-
-constexpr int32_t kNotKept = -1;
-constexpr int32_t kNoExpert = -1;
 
 template <typename T>
 struct GateSums {
@@ -21,7 +19,7 @@ template <typename T>
 GateSums<T> sum_gates(const T* gate, const int32_t* row_of, const int32_t* ids, int64_t top_k) {
   GateSums<T> sums;
   for (int64_t k = 0; k < top_k; ++k) {
-    const bool kept = row_of[k] != kNotKept;
+    const bool kept = row_of[k] != kNoRow;
     if (kept) sums.kept += gate[k];
     if (kept || (ids != nullptr && ids[k] != kNoExpert)) sums.all += gate[k];
   }
@@ -62,7 +60,7 @@ void renormalize_kept(Context& ctx, const RenormalizeArgs& args) {
           sum_gates(gate + first, row_of + first, ids == nullptr ? ids : ids + first, top_k);
       const T factor = scales(sums) ? sums.all / sums.kept : T(1);
       for (int64_t i = first; i < first + top_k; ++i) {
-        out[i] = row_of[i] == kNotKept ? gate[i] : gate[i] * factor;
+        out[i] = row_of[i] == kNoRow ? gate[i] : gate[i] * factor;
       }
     });
   });
@@ -83,13 +81,13 @@ void renormalize_kept_backward(Context& ctx, const RenormalizeBackwardArgs& args
       T factor = 1, mean = 0;
       if (scales(sums)) {
         for (int64_t i = first; i < end; ++i) {
-          if (row_of[i] != kNotKept) mean += d_out[i] * gate[i];
+          if (row_of[i] != kNoRow) mean += d_out[i] * gate[i];
         }
         mean /= sums.kept;
         factor = sums.all / sums.kept;
       }
       for (int64_t i = first; i < end; ++i) {
-        d_gate[i] = row_of[i] == kNotKept ? T(0) : factor * (d_out[i] - mean);
+        d_gate[i] = row_of[i] == kNoRow ? T(0) : factor * (d_out[i] - mean);
       }
     });
   });

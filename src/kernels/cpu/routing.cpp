@@ -1,5 +1,6 @@
 #include "routing.h"
 
+#include "no_index.h"
 #include "parallel.h"
 #include "reduction_chunks.h"
 #include "scores.h"
@@ -9,8 +10,6 @@
 
 namespace spillway::kernels::cpu {
 namespace {
-
-constexpr int32_t kNoExpert = -1;
 
 /// Calls f with the C++ type of f32 or f64, the only two that routing knows.
 template <typename F>
@@ -68,7 +67,7 @@ void fill_score_gate(const A* scores, const int32_t* ids, int64_t k, const Routi
 }
 
 /// The branch-free pass over all ids vectorises; a bad one is looked for only when there is one.
-void check_ids(const char* op, const Tensor& topk_idx, int64_t num_experts) {
+void check_expert_ids(const char* op, const Tensor& topk_idx, int64_t num_experts) {
   const int32_t* ids = topk_idx.data<int32_t>();
   int32_t lowest = 0, highest = kNoExpert;
 #pragma omp simd reduction(min : lowest) reduction(max : highest)
@@ -235,7 +234,7 @@ struct BackwardRow {
 void route(Context& ctx, const RouteArgs& args) { fill_routing(ctx, args, true); }
 
 void route_given(Context& ctx, const RouteArgs& args) {
-  check_ids("route_given", args.topk_idx, args.logits.dim(1));
+  check_expert_ids("route_given", args.topk_idx, args.logits.dim(1));
   fill_routing(ctx, args, false);
 }
 
@@ -302,7 +301,8 @@ void count_experts(Context& ctx, const Tensor& topk_idx, Tensor& counts) {
     for (int64_t part = 0; part < kParts; ++part) sum += parts[part * stride + bin];
     return sum;
   };
-  if (total(num_experts + 1) != 0) check_ids("count_experts", topk_idx, num_experts);  // throws
+  if (total(num_experts + 1) != 0)
+    check_expert_ids("count_experts", topk_idx, num_experts);  // throws
   int64_t* count = counts.data<int64_t>();
   for (int64_t e = 0; e < num_experts; ++e) count[e] = total(e + 1);
 }

@@ -3,12 +3,11 @@
 #include <cstring>
 
 #include "convert.h"
+#include "no_index.h"
 #include "parallel.h"
 
 namespace spillway::kernels::cpu {
 namespace {
-
-constexpr int64_t kNone = -1;
 
 /// Each entry in [least, limit): a wrong one would read foreign memory.
 void check_entries(const char* op, const char* name, const Tensor& index, int64_t least,
@@ -35,7 +34,7 @@ void add_rows(const T* const* rows, int64_t hidden, T* __restrict out) {
 /// What map[k] names; nullptr for nothing.
 template <typename T>
 const T* row_at(int64_t m, const T* remote, int64_t remote_rows, const T* local, int64_t hidden) {
-  if (m == kNone) return nullptr;
+  if (m == kNoRow) return nullptr;
   return m < remote_rows ? remote + m * hidden : local + (m - remote_rows) * hidden;
 }
 
@@ -115,7 +114,7 @@ void gather_scalars(Context&, const Tensor& x, const Tensor& index, Tensor& out)
 void sum_rows(Context& ctx, const Tensor& map, const Tensor& remote, const Tensor& local,
               Tensor& out) {
   const int64_t remote_rows = remote.dim(0);
-  check_entries("sum_rows", "map", map, kNone, remote_rows + local.dim(0));
+  check_entries("sum_rows", "map", map, kNoRow, remote_rows + local.dim(0));
   const int64_t top_k = map.dim(1);
   const int64_t hidden = out.dim(1);
   const int32_t* entries = map.data<int32_t>();
@@ -133,7 +132,7 @@ void sum_rows(Context& ctx, const Tensor& map, const Tensor& remote, const Tenso
 void pick_scalars(Context&, const Tensor& map, const Tensor& remote, const Tensor& local,
                   Tensor& out) {
   const int64_t remote_count = remote.numel();
-  check_entries("pick_scalars", "map", map, kNone, remote_count + local.numel());
+  check_entries("pick_scalars", "map", map, kNoRow, remote_count + local.numel());
   const int32_t* entries = map.data<int32_t>();
   visit_float(out.dtype(), [&]<typename T>() {
     const T* from_remote = remote.data<T>();
@@ -141,7 +140,7 @@ void pick_scalars(Context&, const Tensor& map, const Tensor& remote, const Tenso
     T* to = out.data<T>();
     for (int64_t i = 0; i < map.numel(); ++i) {
       const int64_t m = entries[i];
-      to[i] = m == kNone ? T{} : m < remote_count ? from_remote[m] : from_local[m - remote_count];
+      to[i] = m == kNoRow ? T{} : m < remote_count ? from_remote[m] : from_local[m - remote_count];
     }
   });
 }

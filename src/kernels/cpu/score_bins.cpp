@@ -1,9 +1,9 @@
 #include "score_bins.h"
 
+#include "no_index.h"
+
 namespace spillway::kernels::cpu {
 namespace {
-
-constexpr int32_t kNoExpert = -1;
 
 template <typename T>
 void count_keys(const ScoreBinsArgs& args) {
