@@ -113,24 +113,31 @@ job=$!
 trap 'forward USR1' USR1
 trap 'on_stop 0' USR2
 
-# A process that mpirun started and that still runs.
-has_ranks() {
+# Processes that mpirun started and that still run.
+living=()
+find_living() {
   local child children
+  living=()
   children=$(cat /proc/"$job"/task/*/children 2>/dev/null) || true
   for child in $children; do
-    if grep -q '^State:[[:space:]]*[^Z]' "/proc/$child/status" 2>/dev/null; then return 0; fi
+    if grep -q '^State:[[:space:]]*[^Z]' "/proc/$child/status" 2>/dev/null; then
+      living+=("$child")
+    fi
   done
-  return 1
 }
-# mpirun itself may hang in its clean-up after a rank was killed (seen with Open MPI 4.1.4 and PMIx
-# 4.2.2, once in some 200 kills): it has 8 s from when its last rank has gone.
+# mpirun itself may hang after a rank was killed, with the other ranks or when all have gone (seen
+# with Open MPI 4.1.4 and PMIx 4.2.2, once in some 200 kills). Ranks end together: when some have
+# gone for 8 s and the job is still there, it is ended.
 watch_for_hang() {
-  local seen=0 alone=0
+  local most=0 fewer=0
   while sleep 1 && kill -0 "$job"; do
-    if has_ranks; then
-      seen=1 alone=0
-    elif ((seen == 1 && ++alone >= 8)); then
-      kill -s KILL "$job"
+    find_living
+    if ((${#living[@]} > most && most < ranks)); then most=${#living[@]}; fi
+    if ((most > ranks)); then most=$ranks; fi
+    if ((${#living[@]} >= most)); then
+      fewer=0
+    elif ((++fewer >= 8)); then
+      kill -s KILL "${living[@]}" "$job"
     fi
   done
 }

@@ -211,6 +211,26 @@ class LaunchTest(unittest.TestCase):
         self.assertEqual(self.finish(), 128 + signal.SIGKILL)
         self.assertLess(time.monotonic() - start, 10)
 
+    @unittest.skipUnless(Path(f"/proc/self/task/{os.getpid()}/children").exists(),
+                         "the kernel does not list children")
+    def test_an_mpirun_that_hangs_with_one_rank_left_is_ended(self):
+        stand_in = self.folder / "mpirun"
+        stand_in.write_text('#!/usr/bin/env bash\nsleep 60 &\necho $! >"${0%/*}/left"\nsleep 2\n'
+                            'touch "${0%/*}/alone"\nmkfifo ${0%/*}/nobody\n'
+                            "read -r x <${0%/*}/nobody\n")
+        stand_in.chmod(0o755)
+        self.start("run", env={**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"})
+        wait_for((self.folder / "alone").exists, "mpirun with one rank")
+        left = int((self.folder / "left").read_text())
+        start = time.monotonic()
+        self.assertEqual(self.finish(), 128 + signal.SIGKILL)
+        self.assertLess(time.monotonic() - start, 10)
+        try:
+            state = Path(f"/proc/{left}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            state = "gone"
+        self.assertIn(state, ("gone", "Z"), "the last rank still runs")
+
     def test_stop_at_once_leaves_nothing(self):
         self.start("run")
         time.sleep(0.05)
